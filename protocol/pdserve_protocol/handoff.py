@@ -170,10 +170,11 @@ class PeerMessage(Message):
     """Envelope between two nodes. ``to_boot`` is the process meant, ``from_boot`` the one that speaks.
 
     ``from_sender`` tells on which of the two possible links between the nodes this is: the one whose sender speaks, or
-    the one whose receiver speaks.
+    the one whose receiver speaks. ``link`` tells the links of one sender to one process apart; it rises with each.
     """
 
     from_boot: str
     to_boot: str
     from_sender: bool
     body: PeerBody
+    link: int = 0

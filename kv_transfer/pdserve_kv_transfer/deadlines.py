@@ -1,0 +1,32 @@
+"""How long the hand-off state machines wait. The defaults are the protocol's; tests and operators may choose others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pdserve_protocol import timing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Deadlines:
+    """Seconds.
+
+    Attributes:
+        offer_to_grant_s: an offer without an answer fails.
+        offer_before_half_s: an offer whose request is not here yet is refused.
+        no_progress_s: a granted hand-off, or a write, with which nothing happens fails.
+        stopped_s: a cancelled sender that has not stopped is fenced off.
+        remember_ended_s: ids are remembered after their end.
+        dead_after_s: silence that ends a link.
+        state_interval_s: between two States.
+        connect_s: from LinkHello until the link is up.
+    """
+
+    offer_to_grant_s: float = timing.OFFER_TO_GRANT_S
+    offer_before_half_s: float = timing.OFFER_BEFORE_HALF_S
+    no_progress_s: float = timing.NO_PROGRESS_S
+    stopped_s: float = timing.STOPPED_S
+    remember_ended_s: float = timing.REMEMBER_ENDED_S
+    dead_after_s: float = timing.DEAD_AFTER_S
+    state_interval_s: float = timing.STATE_INTERVAL_S
+    connect_s: float = timing.CONNECT_S

@@ -1,0 +1,177 @@
+"""EngineCore: accepts requests, makes steps, counts what was done.
+
+Joins a Scheduler and an Executor. No sockets, no threads and no clock of its own: whoever drives it passes the time and
+says when a step's future is done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING
+
+from pdserve_engine.errors import BadRequest, DoesNotFit
+from pdserve_engine.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from concurrent.futures import Future
+
+    from pdserve_protocol.requests import AddRequest
+    from pdserve_protocol.sampling import SamplingParams
+
+    from pdserve_engine.counters import EngineCounters, Outcome
+    from pdserve_engine.executor import Executor
+    from pdserve_engine.scheduler import Scheduler, StepResult
+    from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """What a request must keep to.
+
+    Attributes:
+        max_model_len: prompt and output tokens at most.
+        kv_capacity_tokens: tokens that the whole KV cache holds.
+    """
+
+    max_model_len: int
+    kv_capacity_tokens: int
+    vocab_size: int
+
+
+class EngineCore:
+    """One engine. Between ``begin_step`` and ``finish_step`` everything else may be called."""
+
+    def __init__(self, scheduler: Scheduler, executor: Executor, limits: EngineLimits) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.limits = limits
+        self._step: tuple[SchedulerOutput, Future[ModelRunnerOutput]] | None = None
+
+    @property
+    def counters(self) -> EngineCounters:
+        return self.scheduler.counters
+
+    @property
+    def step_in_flight(self) -> bool:
+        return self._step is not None
+
+    def add_request(self, message: AddRequest, now: float) -> Request:
+        """Takes a request, whole or one half, into the scheduler.
+
+        Raises:
+            DoesNotFit: it could never be computed, however long it waited.
+            BadRequest: a field has a value that the engine cannot work with, or the id is taken.
+        """
+        self._check(message)
+        request = Request(
+            request_id=message.id,
+            prompt_token_ids=list(message.prompt_token_ids),
+            output_token_ids=list(message.output_token_ids),
+            sampling=message.sampling,
+            choice=message.choice,
+            cache_salt=message.cache_salt,
+            hands_over=message.send_to is not None,
+        )
+        if message.receive_from is not None:
+            self.scheduler.add_waiting_for_kv(request, now)
+        else:
+            self.scheduler.add_request(request, now)
+        return request
+
+    def abort(self, request_id: str, now: float, outcome: Outcome = "aborted") -> Request | None:
+        """Ends a request in whatever state; None where the id is unknown (it may just have ended)."""
+        return self.scheduler.finish(request_id, now, outcome)
+
+    def begin_step(self, now: float) -> Future[ModelRunnerOutput] | None:
+        """Starts the next step; None where one is in flight or nothing can be computed now."""
+        if self._step is not None:
+            return None
+        scheduler_output = self.scheduler.schedule(now)
+        if scheduler_output is None:
+            return None
+        future = self.executor.execute_model(scheduler_output)
+        self._step = (scheduler_output, future)
+        return future
+
+    def finish_step(self, future: Future[ModelRunnerOutput], now: float) -> list[StepResult]:
+        """Takes in the step in flight, whose future is done.
+
+        A step that failed fails its requests and no others: their results carry Failed("internal").
+        """
+        assert self._step is not None, "no step in flight"
+        scheduler_output, in_flight = self._step
+        assert future is in_flight, "not the step in flight"
+        self._step = None
+        error = future.exception()
+        if error is not None:
+            return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}", now)
+        return self.scheduler.update_from_output(scheduler_output, future.result(), now)
+
+    def step(self, now: float) -> list[StepResult]:
+        """One whole step, waiting for it; empty where nothing can be computed."""
+        future = self.begin_step(now)
+        if future is None:
+            return []
+        future.exception()
+        return self.finish_step(future, now)
+
+    def close(self) -> None:
+        """Waits for the step under way and releases the device. Idempotent."""
+        self.executor.close()
+
+    # ---- checks --------------------------------------------------------------------------------------------------
+
+    def _check(self, message: AddRequest) -> None:
+        if message.id in self.scheduler.requests:
+            raise BadRequest(f"a request with id {message.id} is running")
+        if message.send_to is not None and message.receive_from is not None:
+            raise BadRequest("a request cannot both receive its KV and hand it over")
+        if not message.prompt_token_ids:
+            raise BadRequest("the prompt is empty")
+        self._check_ids("prompt", message.prompt_token_ids)
+        self._check_ids("output", message.output_token_ids)
+        self._check_ids("stop_token_ids", message.sampling.stop_token_ids)
+        self._check_ids("logit_bias", message.sampling.logit_bias)
+        _check_sampling(message.sampling, self.limits.vocab_size)
+        if len(message.output_token_ids) >= message.sampling.max_tokens:
+            raise BadRequest("the output is complete: it has max_tokens tokens")
+        self._check_length(message)
+
+    def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.limits.vocab_size:
+                raise BadRequest(f"{field}: token id {token_id} is not in 0..{self.limits.vocab_size - 1}")
+
+    def _check_length(self, message: AddRequest) -> None:
+        # A half that hands over samples one token.
+        num_output = len(message.output_token_ids) + 1 if message.send_to is not None else message.sampling.max_tokens
+        num_tokens = len(message.prompt_token_ids) + num_output
+        if num_tokens > self.limits.max_model_len:
+            raise DoesNotFit(num_tokens, self.limits.max_model_len, "context length")
+        if num_tokens > self.limits.kv_capacity_tokens:
+            raise DoesNotFit(num_tokens, self.limits.kv_capacity_tokens, "KV cache")
+
+
+def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
+    """Routers have validated all this; a value that would break the step of others is refused once more."""
+    ranges = {
+        "max_tokens": (sampling.max_tokens, sampling.max_tokens >= 1),
+        "min_tokens": (sampling.min_tokens, sampling.min_tokens >= 0),
+        "temperature": (sampling.temperature, isfinite(sampling.temperature) and sampling.temperature >= 0),
+        "top_k": (sampling.top_k, sampling.top_k >= 0),
+        "top_p": (sampling.top_p, 0 < sampling.top_p <= 1),
+        "min_p": (sampling.min_p, 0 <= sampling.min_p <= 1),
+        "presence_penalty": (sampling.presence_penalty, isfinite(sampling.presence_penalty)),
+        "frequency_penalty": (sampling.frequency_penalty, isfinite(sampling.frequency_penalty)),
+        "repetition_penalty": (
+            sampling.repetition_penalty,
+            isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
+        ),
+        "logit_bias": (sampling.logit_bias, all(isfinite(bias) for bias in sampling.logit_bias.values())),
+        "logprobs": (sampling.logprobs, sampling.logprobs is None or 0 <= sampling.logprobs <= vocab_size),
+    }
+    for name, (value, good) in ranges.items():
+        if not good:
+            raise BadRequest(f"{name}: {value} is out of range")

@@ -1,0 +1,49 @@
+"""Errors of the engine.
+
+EngineError
+├── RequestRejected     the engine cannot take this request; carries the protocol's error code
+│   ├── DoesNotFit      it is longer than the context or the KV cache
+│   └── BadRequest      a field has a value that the engine cannot work with
+├── ContractBroken      a step that contradicts what the executor was told before
+└── WrongKV             an entry of the KV cache is not what the sequence says it is (fake executor only)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdserve_protocol.outputs import ErrorCode
+
+
+class EngineError(Exception):
+    """Base of all errors of this package."""
+
+
+class RequestRejected(EngineError):
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+        self.message = message
+
+
+class DoesNotFit(RequestRejected):
+    def __init__(self, num_tokens: int, limit: int, what: str) -> None:
+        super().__init__(
+            "does_not_fit", f"{num_tokens} tokens of prompt and output exceed the {what} of {limit} tokens"
+        )
+
+
+class BadRequest(RequestRejected):
+    def __init__(self, message: str) -> None:
+        super().__init__("bad_request", message)
+
+
+class ContractBroken(EngineError):
+    def __init__(self, request_id: str, detail: str) -> None:
+        super().__init__(f"step for request {request_id}: {detail}")
+
+
+class WrongKV(EngineError):
+    def __init__(self, request_id: str, position: int, block_id: int) -> None:
+        super().__init__(f"request {request_id} reads a wrong KV entry at position {position} in block {block_id}")

@@ -1,0 +1,495 @@
+"""Scheduler: which requests compute how many tokens in the next step.
+
+Owns the requests from their arrival to their end, and their order. There are no phases: a request has computed tokens
+and known tokens, and every step hands out a budget so that the first catch up with the second. Prefix hits and
+transferred KV are just computed tokens. Knows nothing of messages, tensors or clocks.
+
+One step is in flight at a time. Blocks of a request that ends while it is computed are freed when the step has retired,
+because until then it may write to them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdserve_protocol.outputs import Failed, Finished
+
+from pdserve_engine.counters import EngineCounters, Outcome
+from pdserve_engine.request import Request, RequestEvent, RequestStatus
+from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pdserve_protocol.outputs import TokenLogprobs
+
+    from pdserve_engine.config import SchedulerConfig
+    from pdserve_engine.kv_cache_manager import BlockUsage, KVCacheManager
+    from pdserve_engine.scheduler_output import ModelRunnerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step did for one request.
+
+    Attributes:
+        position: output position of the first of ``new_token_ids``.
+        new_token_ids: sampled; empty where the step did not reach the last known token.
+        logprobs: one entry per new token, where the request asked for them.
+        finish: set where the request is over.
+        held: the request has become HELD in this step.
+        num_computed_tokens: tokens whose KV is written now.
+    """
+
+    request: Request
+    position: int
+    new_token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    finish: Finished | Failed | None
+    held: bool
+    num_computed_tokens: int
+
+
+def end_of_output(request: Request, end_token_ids: frozenset[int], max_model_len: int) -> Finished | None:
+    """Whether the request ends with its last output token, and why.
+
+    An end or stop id counts only from output position ``min_tokens`` on, as in the sampler.
+    """
+    sampling = request.sampling
+    if not request.output_token_ids:
+        return None
+    last = request.output_token_ids[-1]
+    if request.num_output_tokens > sampling.min_tokens and (
+        (last in end_token_ids and not sampling.ignore_eos) or last in sampling.stop_token_ids
+    ):
+        return Finished(reason="stop", stop_token_id=last)
+    if request.num_output_tokens >= sampling.max_tokens or request.num_tokens >= max_model_len:
+        return Finished(reason="length")
+    return None
+
+
+class _Plan:
+    """Who gets how many tokens of the budget in the step being made, in batch order."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.scheduled: dict[str, int] = {}
+
+    def share(self, request: Request) -> int:
+        return min(request.num_remaining, self.budget)
+
+    def add(self, request: Request) -> None:
+        self.scheduled[request.request_id] = share = self.share(request)
+        self.budget -= share
+
+    def drop(self, request: Request) -> None:
+        self.budget += self.scheduled.pop(request.request_id, 0)
+
+
+class Scheduler:
+    """Token-budget scheduler over a KVCacheManager.
+
+    Order in a step: running requests that decode, running ones that still compute known tokens, requests whose KV has
+    arrived, preempted ones, new ones. A request is admitted only with blocks for all its known tokens and one more.
+
+    Args:
+        config: ``max_num_seqs`` above ``max_num_batched_tokens`` is lowered to it, so that every running request can
+            take part in every step.
+        end_token_ids: end ids of the model.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, kv: KVCacheManager, *, max_model_len: int, end_token_ids: Iterable[int] = ()
+    ) -> None:
+        self.kv = kv
+        self.counters = EngineCounters()
+        self.max_model_len = max_model_len
+        self._end_token_ids = frozenset(end_token_ids)
+        self._token_budget = config.max_num_batched_tokens
+        self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        self._requests: dict[str, Request] = {}
+        self._running: list[Request] = []
+        self._arrived: deque[Request] = deque()
+        self._waiting: deque[Request] = deque()
+        self._in_flight: SchedulerOutput | None = None
+        self._in_flight_requests: list[Request] = []
+        self._freed_at_retirement: list[list[int]] = []
+        # Of the requests that the model runner knows: how many of their blocks it was told.
+        self._num_blocks_told: dict[str, int] = {}
+        self._to_forget: set[str] = set()
+
+    # ---- what there is -------------------------------------------------------------------------------------------
+
+    @property
+    def requests(self) -> Mapping[str, Request]:
+        """All requests that have not ended."""
+        return self._requests
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their first or next step, those that wait for KV not counted."""
+        return len(self._arrived) + len(self._waiting)
+
+    @property
+    def num_waiting_for_kv(self) -> int:
+        return self._count(RequestStatus.WAITING_FOR_KV)
+
+    @property
+    def num_held(self) -> int:
+        return self._count(RequestStatus.HELD)
+
+    def has_schedulable(self) -> bool:
+        """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
+        return bool(self._running or self._arrived or self._waiting)
+
+    def block_ids(self, request_id: str) -> list[int]:
+        """Blocks of a request by their index in the sequence; empty where it has none."""
+        return self.kv.block_ids(request_id)
+
+    def usage(self) -> BlockUsage:
+        """Blocks by state; those of HELD requests count as held."""
+        return self.kv.usage(r.request_id for r in self._requests.values() if r.status is RequestStatus.HELD)
+
+    # ---- arrivals ------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: Request, now: float) -> None:
+        """Takes a request that computes its prompt here. It must fit: EngineCore has checked."""
+        self._arrive(request, RequestStatus.WAITING, now)
+        self._waiting.append(request)
+
+    def add_waiting_for_kv(self, request: Request, now: float) -> None:
+        """Takes a request whose KV comes from another node: ``reserve`` it, then report ``kv_arrived``."""
+        self._arrive(request, RequestStatus.WAITING_FOR_KV, now)
+
+    def reserve(self, request_id: str) -> list[int] | None:
+        """Blocks for all known tokens and one more of a request that waits for KV; its own prefix hits are pinned.
+
+        All or nothing. Sets ``num_cached_tokens``.
+
+        Returns:
+            Indexes in the sequence of the blocks whose KV is needed (index * block_size = position), perhaps none;
+            None where there is no room now.
+        """
+        request = self._requests[request_id]
+        assert request.status is RequestStatus.WAITING_FOR_KV, f"{request_id} does not wait for KV"
+        hits = self.kv.find_cached(request, request.num_tokens)
+        if not self.kv.allocate(request, request.num_tokens + 1, hits):
+            return None
+        request.num_cached_tokens = len(hits) * self.kv.block_size
+        return list(range(len(hits), self.kv.blocks_for(request.num_tokens)))
+
+    def kv_arrived(
+        self, request_id: str, output_token_ids: Sequence[int], num_computed_tokens: int, now: float
+    ) -> StepResult | None:
+        """The KV of a reserved request is written and verified, or will not come: it is scheduled from now on.
+
+        The request goes ahead of all that are not yet admitted. What is missing of its known tokens is computed here
+        and counted as recomputed. Also right for a request without a reservation: it is then computed whole.
+
+        Args:
+            output_token_ids: all output tokens so far, beginning with those the request already has.
+            num_computed_tokens: tokens whose KV is in the request's blocks, without a hole.
+
+        Returns:
+            A result where the given output already ends the request; None otherwise, and for an unknown id.
+        """
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        assert request.status is RequestStatus.WAITING_FOR_KV, f"{request_id} does not wait for KV"
+        num_transferable = request.num_tokens
+        position = request.num_output_tokens
+        new_token_ids = list(output_token_ids[position:])
+        request.output_token_ids.extend(new_token_ids)
+        request.stamp(RequestEvent.KV_ARRIVED, now)
+        request.num_known_before = num_transferable
+        if self.kv.block_ids(request_id):
+            self._take_over(request, min(num_computed_tokens, num_transferable))
+        finish = end_of_output(request, self._end_token_ids, self.max_model_len)
+        if finish is not None:
+            num_computed = request.num_computed_tokens
+            self.finish(request_id, now, finish.reason)
+            return StepResult(request, position, new_token_ids, None, finish, False, num_computed)
+        if self.kv.block_ids(request_id) and request.num_remaining > 0:
+            request.status = RequestStatus.WAITING
+            self._arrived.append(request)
+        else:
+            # All is cached but nothing is known to go on from: the last token is computed again, in a block of its own.
+            self.kv.free(request_id)
+            request.num_computed_tokens = 0
+            request.status = RequestStatus.PREEMPTED
+            self._waiting.appendleft(request)
+        return None
+
+    # ---- ends ----------------------------------------------------------------------------------------------------
+
+    def finish(self, request_id: str, now: float, outcome: Outcome = "aborted") -> Request | None:
+        """Ends a request in whatever state; None where the id is unknown."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        self._end(request, outcome)
+        request.stamp(RequestEvent.FINISHED, now)
+        return request
+
+    def release_held(self, request_id: str) -> Request | None:
+        """The receiver has the KV of a HELD request: it is over, and HELD stays its last event.
+
+        None, and nothing done, where the id is unknown or the request not held.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.status is not RequestStatus.HELD:
+            return None
+        self._end(request, "handed_over")
+        return request
+
+    def reset_prefix_cache(self) -> tuple[int, int]:
+        """Forgets all cached blocks: (forgotten, left because they are in use)."""
+        return self.kv.pool.reset_prefix_cache()
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def schedule(self, now: float) -> SchedulerOutput | None:
+        """The next step, which is in flight from now on; None where nothing can be computed."""
+        assert self._in_flight is None, "one step at a time"
+        plan = _Plan(self._token_budget)
+        num_preemptions = self.counters.preemptions
+        self._schedule_running(plan)
+        # What a victim has given up is not for new work, unless nobody else wants it.
+        self._admit(plan, arrived_only=bool(plan.scheduled) and num_preemptions < self.counters.preemptions)
+        if not plan.scheduled:
+            return None
+        self._in_flight = self._output(plan.scheduled)
+        self._in_flight_requests = [self._requests[request_id] for request_id in plan.scheduled]
+        for request in self._in_flight_requests:
+            request.stamp(RequestEvent.SCHEDULED, now)
+        self.counters.steps += 1
+        return self._in_flight
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput, now: float
+    ) -> list[StepResult]:
+        """Retires the step in flight: one result for each of its requests that has not ended meanwhile."""
+        requests = self._retire(scheduler_output)
+        return [
+            self._advance(
+                request,
+                scheduler_output.num_scheduled_tokens[request.request_id],
+                model_runner_output.sampled_token_ids.get(request.request_id, []),
+                model_runner_output.logprobs.get(request.request_id),
+                now,
+            )
+            for request in requests
+        ]
+
+    def fail_step(self, scheduler_output: SchedulerOutput, message: str, now: float) -> list[StepResult]:
+        """Retires a step that failed: its requests fail, all others go on."""
+        requests = self._retire(scheduler_output)
+        # Perhaps the runner did not come to this before it failed.
+        self._to_forget |= scheduler_output.finished_req_ids
+        results = []
+        for request in requests:
+            self.finish(request.request_id, now, "failed")
+            failed = Failed(code="internal", message=message)
+            results.append(StepResult(request, request.num_output_tokens, [], None, failed, False, 0))
+        return results
+
+    # ---- within a step -------------------------------------------------------------------------------------------
+
+    def _schedule_running(self, plan: _Plan) -> None:
+        decodes = [request for request in self._running if request.num_remaining == 1]
+        others = [request for request in self._running if request.num_remaining > 1]
+        for request in decodes + others:
+            if request.status is RequestStatus.RUNNING and plan.budget > 0 and self._make_room(request, plan):
+                plan.add(request)
+
+    def _make_room(self, request: Request, plan: _Plan) -> bool:
+        """Blocks for the request's share of this step, for which others are preempted, and at last it itself."""
+        num_tokens = request.num_computed_tokens + plan.share(request)
+        while not self.kv.append(request, num_tokens):
+            victim = next((r for r in reversed(self._running) if not r.pinned), None)
+            if victim is None:
+                return False
+            plan.drop(victim)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self.kv.free(request.request_id)
+        self._let_runner_forget(request.request_id)
+        request.status = RequestStatus.PREEMPTED
+        request.num_computed_tokens = 0
+        request.num_preemptions += 1
+        self.counters.preemptions += 1
+        self._waiting.appendleft(request)
+
+    def _admit(self, plan: _Plan, *, arrived_only: bool) -> None:
+        """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits."""
+        while plan.budget > 0 and len(self._running) < self._max_num_seqs:
+            if self._arrived:
+                request = self._arrived.popleft()
+            elif self._waiting and not arrived_only and self._allocate(self._waiting[0]):
+                request = self._waiting.popleft()
+            else:
+                return
+            request.status = RequestStatus.RUNNING
+            self._running.append(request)
+            plan.add(request)
+
+    def _allocate(self, request: Request) -> bool:
+        # The last known token is always computed: without it there are no logits to sample from.
+        hits = self.kv.find_cached(request, request.num_tokens - 1)
+        if not self.kv.allocate(request, request.num_tokens + 1, hits):
+            return False
+        request.num_computed_tokens = len(hits) * self.kv.block_size
+        if RequestEvent.SCHEDULED not in request.events:
+            request.num_cached_tokens = request.num_computed_tokens
+        self.counters.prompt_tokens_cached += self._count_prompt(request)
+        return True
+
+    def _output(self, scheduled: dict[str, int]) -> SchedulerOutput:
+        new: list[NewRequestData] = []
+        known = CachedRequestData()
+        for request_id in scheduled:
+            request = self._requests[request_id]
+            block_ids = self.kv.block_ids(request_id)
+            if request_id not in self._num_blocks_told:
+                new.append(
+                    NewRequestData(
+                        req_id=request_id,
+                        token_ids=request.token_ids(),
+                        num_prompt_tokens=request.num_prompt_tokens,
+                        sampling=request.sampling,
+                        block_ids=block_ids,
+                        num_computed_tokens=request.num_computed_tokens,
+                        choice=request.choice,
+                    )
+                )
+            else:
+                known.req_ids.append(request_id)
+                known.new_token_ids.append([])
+                known.new_block_ids.append(block_ids[self._num_blocks_told[request_id] :])
+                known.num_computed_tokens.append(request.num_computed_tokens)
+            self._num_blocks_told[request_id] = len(block_ids)
+        to_forget, self._to_forget = self._to_forget, set()
+        return SchedulerOutput(
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=known,
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_spec_decode_tokens={},
+            finished_req_ids=to_forget,
+        )
+
+    # ---- after a step --------------------------------------------------------------------------------------------
+
+    def _retire(self, scheduler_output: SchedulerOutput) -> list[Request]:
+        """Ends the step in flight; returns those of its requests that still live."""
+        assert scheduler_output is self._in_flight, "not the step in flight"
+        requests = [r for r in self._in_flight_requests if r.status is not RequestStatus.FINISHED]
+        self._in_flight = None
+        self._in_flight_requests = []
+        for blocks in self._freed_at_retirement:
+            self.kv.pool.free(blocks)
+        self._freed_at_retirement = []
+        return requests
+
+    def _advance(
+        self,
+        request: Request,
+        num_scheduled: int,
+        sampled: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None,
+        now: float,
+    ) -> StepResult:
+        start = request.num_computed_tokens
+        request.num_computed_tokens = start + num_scheduled
+        num_again = max(0, min(request.num_known_before, request.num_computed_tokens) - start)
+        request.num_recomputed += num_again
+        request.num_known_before = max(request.num_known_before, request.num_computed_tokens)
+        self.counters.recomputed_tokens += num_again
+        self.counters.prompt_tokens_computed += self._count_prompt(request)
+        self.kv.cache_computed(request)
+
+        position = request.num_output_tokens
+        finish: Finished | None = None
+        for token_id in sampled:
+            request.output_token_ids.append(token_id)
+            request.stamp(RequestEvent.FIRST_TOKEN, now)
+            finish = end_of_output(request, self._end_token_ids, self.max_model_len)
+            if finish is not None:
+                break
+        new_token_ids = request.output_token_ids[position:]
+        assert request.num_remaining > 0, f"{request.request_id}: the step yielded no token"
+        self.counters.generated_tokens += len(new_token_ids)
+        held = request.hands_over and bool(new_token_ids) and finish is None
+        if finish is not None:
+            self.finish(request.request_id, now, finish.reason)
+        elif held:
+            self._hold(request, now)
+        return StepResult(
+            request=request,
+            position=position,
+            new_token_ids=new_token_ids,
+            logprobs=None if logprobs is None else list(logprobs[: len(new_token_ids)]),
+            finish=finish,
+            held=held,
+            num_computed_tokens=request.num_computed_tokens,
+        )
+
+    def _hold(self, request: Request, now: float) -> None:
+        self._running.remove(request)
+        self._let_runner_forget(request.request_id)
+        request.status = RequestStatus.HELD
+        request.stamp(RequestEvent.HELD, now)
+
+    # ---- small things --------------------------------------------------------------------------------------------
+
+    def _arrive(self, request: Request, status: RequestStatus, now: float) -> None:
+        assert request.request_id not in self._requests, f"{request.request_id} exists"
+        request.status = status
+        request.stamp(RequestEvent.ARRIVED, now)
+        self._requests[request.request_id] = request
+
+    def _take_over(self, request: Request, num_computed_tokens: int) -> None:
+        """Counts and names what arrived. A request's own prefix hits are valid whatever arrived."""
+        request.num_computed_tokens = request.num_cached_tokens
+        self.counters.prompt_tokens_cached += self._count_prompt(request)
+        request.num_computed_tokens = max(request.num_cached_tokens, num_computed_tokens)
+        self.counters.prompt_tokens_transferred += self._count_prompt(request)
+        self.kv.cache_computed(request)
+
+    def _count_prompt(self, request: Request) -> int:
+        """Prompt tokens that are computed now and have not been counted before; counts them."""
+        before = request.num_counted_prompt_tokens
+        request.num_counted_prompt_tokens = max(before, min(request.num_computed_tokens, request.num_prompt_tokens))
+        return request.num_counted_prompt_tokens - before
+
+    def _end(self, request: Request, outcome: Outcome) -> None:
+        del self._requests[request.request_id]
+        for queue in (self._running, self._arrived, self._waiting):
+            if request in queue:
+                queue.remove(request)
+        if request in self._in_flight_requests:
+            self._freed_at_retirement.append(self.kv.detach(request.request_id))
+        else:
+            self.kv.free(request.request_id)
+        self._let_runner_forget(request.request_id)
+        request.status = RequestStatus.FINISHED
+        self.counters.count_end(outcome)
+
+    def _let_runner_forget(self, request_id: str) -> None:
+        if self._num_blocks_told.pop(request_id, None) is not None:
+            self._to_forget.add(request_id)
+
+    def _count(self, status: RequestStatus) -> int:
+        return sum(request.status is status for request in self._requests.values())

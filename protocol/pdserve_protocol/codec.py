@@ -18,11 +18,11 @@ PROTOCOL_VERSION = 1
 MAX_MESSAGE_BYTES = 64 << 20
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Base of everything that travels. Immutable; on the wire an array that begins with the class name."""
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Record(msgspec.Struct, frozen=True, array_like=True):
     """A value inside a message; on the wire an array without a tag."""
 
 

@@ -1,12 +1,12 @@
 """Errors of the protocol.
 
-    ProtocolError
-    ├── BadMessage          bytes that do not decode to a message of this protocol
-    ├── VersionMismatch     the other process speaks another protocol version
-    ├── AddressError        an address that is not HOST[:PORT]
-    ├── PortTaken           the port to bind is in use
-    ├── NodeUnreachable     no answer from a node in time
-    └── UnsafeDoor          a door off loopback without a cluster key
+ProtocolError
+├── BadMessage          bytes that do not decode to a message of this protocol
+├── VersionMismatch     the other process speaks another protocol version
+├── AddressError        an address that is not HOST[:PORT]
+├── PortTaken           the port to bind is in use
+├── NodeUnreachable     no answer from a node in time
+└── UnsafeDoor          a door off loopback without a cluster key
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pdserve_protocol.node import NodeIdentity
 from pdserve_protocol.outputs import TokenLogprobs
 
 
-class Region(Record):
+class Region(Record, frozen=True):
     """A receiver's landing region as the sender needs it.
 
     ``metadata`` is opaque to all but the connector; ``name`` changes whenever the region is replaced.
@@ -26,13 +26,13 @@ class Region(Record):
     metadata: bytes
 
 
-class LinkHello(Record, tag=True):
+class LinkHello(Record, frozen=True, tag=True):
     """Sender: may I write to you?"""
 
     identity: NodeIdentity
 
 
-class LinkWelcome(Record, tag=True):
+class LinkWelcome(Record, frozen=True, tag=True):
     """Receiver: yes, into this region. ``exact``: the numerics fingerprints agree."""
 
     identity: NodeIdentity
@@ -41,13 +41,13 @@ class LinkWelcome(Record, tag=True):
     region: Region
 
 
-class LinkRefused(Record, tag=True):
+class LinkRefused(Record, frozen=True, tag=True):
     """Receiver: never, because of this difference."""
 
     reason: str
 
 
-class Offer(Record, tag=True):
+class Offer(Record, frozen=True, tag=True):
     """Sender: I have, or soon will have, the KV of this prompt."""
 
     id: str
@@ -55,7 +55,7 @@ class Offer(Record, tag=True):
     eta_s: float
 
 
-class Grant(Record, tag=True):
+class Grant(Record, frozen=True, tag=True):
     """Receiver: cache blocks for the whole prompt are reserved; I need these positions.
 
     ``slots`` (position -> slot of the region) are those that may be written now or were written before; it grows as
@@ -68,21 +68,21 @@ class Grant(Record, tag=True):
     slots: dict[int, int]
 
 
-class Refuse(Record, tag=True):
+class Refuse(Record, frozen=True, tag=True):
     """Receiver: I will not take it."""
 
     id: str
     reason: str
 
 
-class Final(Record):
+class Final(Record, frozen=True):
     """What the receiver needs beside KV to go on: all tokens so far. Counter-based sampling has no other state."""
 
     token_ids: list[int]
     logprobs: list[TokenLogprobs] | None
 
 
-class Sent(Record, tag=True):
+class Sent(Record, frozen=True, tag=True):
     """Sender: the writes of these positions have ended; position -> digest of the block. ``final`` in the last one."""
 
     id: str
@@ -90,32 +90,32 @@ class Sent(Record, tag=True):
     final: Final | None = None
 
 
-class NotNeeded(Record, tag=True):
+class NotNeeded(Record, frozen=True, tag=True):
     """Sender: the output ended with the first token; nothing follows and nothing is being written."""
 
     id: str
 
 
-class Done(Record, tag=True):
+class Done(Record, frozen=True, tag=True):
     """Receiver: I have all I need; you may release your blocks."""
 
     id: str
 
 
-class Cancel(Record, tag=True):
+class Cancel(Record, frozen=True, tag=True):
     """Receiver: stop writing, and say when you have."""
 
     id: str
 
 
-class Stopped(Record, tag=True):
+class Stopped(Record, frozen=True, tag=True):
     """Sender: this hand-off is over before its end and none of its writes is under way."""
 
     id: str
     reason: str
 
 
-class Gone(Record, tag=True):
+class Gone(Record, frozen=True, tag=True):
     """Answer about an id that is not known (any more); nothing of it is being written."""
 
     id: str
@@ -125,15 +125,15 @@ SenderSays = Offer | Sent | NotNeeded | Stopped | Gone
 ReceiverSays = Grant | Refuse | Done | Cancel | Gone
 
 
-class State(Record, tag=True):
+class State(Record, frozen=True, tag=True):
     """Every open hand-off of this link, as its side would describe it now.
 
     Attributes:
         number: rises by one with each State; an older one is dropped.
         last_seen: number of the last State seen from the other side.
         entries: one or more messages per open id.
-        ids: all open ids, also those about which there is nothing to say yet. An id that is missing counts as ended only
-            if ``last_seen`` shows that the other side knew of it.
+        ids: all open ids, also those about which there is nothing to say yet. An id that is missing counts as ended
+            only if ``last_seen`` shows that the other side knew of it.
     """
 
     number: int
@@ -142,7 +142,7 @@ class State(Record, tag=True):
     entries: list[Offer | Sent | NotNeeded | Stopped | Gone | Grant | Refuse | Done | Cancel]
 
 
-class StaleBoot(Record, tag=True):
+class StaleBoot(Record, frozen=True, tag=True):
     """There is no process with the boot id that you named; here is ``boot_id``."""
 
     boot_id: str
@@ -166,7 +166,7 @@ PeerBody = (
 )
 
 
-class PeerMessage(Message):
+class PeerMessage(Message, frozen=True):
     """Envelope between two nodes. ``to_boot`` is the process meant, ``from_boot`` the one that speaks.
 
     ``from_sender`` tells on which of the two possible links between the nodes this is: the one whose sender speaks, or

@@ -9,7 +9,7 @@ from pdserve_protocol.codec import PROTOCOL_VERSION, Message, Record
 Role = Literal["prefill", "decode"]
 
 
-class KVLayout(Record):
+class KVLayout(Record, frozen=True):
     """Shape of one KV block, contiguous as [kv_head, layer, K|V, token, dim]."""
 
     block_size: int
@@ -20,7 +20,7 @@ class KVLayout(Record):
     block_bytes: int
 
 
-class NodeIdentity(Record):
+class NodeIdentity(Record, frozen=True):
     """What must agree between two nodes, or between a node and a router, and what tells them apart.
 
     Attributes:
@@ -56,13 +56,13 @@ def mismatch(ours: NodeIdentity, theirs: NodeIdentity) -> str | None:
     return None
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     """A router (or a command) introduces itself; the node answers NodeInfo."""
 
     version: int = PROTOCOL_VERSION
 
 
-class NodeInfo(Message):
+class NodeInfo(Message, frozen=True):
     """Who the node is and what it can take.
 
     Attributes:
@@ -82,11 +82,11 @@ class NodeInfo(Message):
     software: str
 
 
-class Ping(Message):
+class Ping(Message, frozen=True):
     """Every second from each router, the router's sign of life; the node answers NodeLoad."""
 
 
-class NodeLoad(Message):
+class NodeLoad(Message, frozen=True):
     """How busy a node is. Blocks add up: free + cached + held + in_use = total.
 
     Attributes:
@@ -107,22 +107,22 @@ class NodeLoad(Message):
     blocks_in_use: int
 
 
-class GetTokenizer(Message):
+class GetTokenizer(Message, frozen=True):
     """Answered by TokenizerFiles."""
 
 
-class TokenizerFiles(Message):
+class TokenizerFiles(Message, frozen=True):
     """All that a router needs to turn text into tokens and back; ``files`` by name, as in a Hugging Face folder."""
 
     tokenizer_id: str
     files: dict[str, bytes]
 
 
-class GetStatus(Message):
+class GetStatus(Message, frozen=True):
     """Answered by NodeStatus."""
 
 
-class NodeStatus(Message):
+class NodeStatus(Message, frozen=True):
     """For ``pdserve node status``.
 
     ``counters`` count since the start: prompt tokens by source, generated tokens, requests by their end, hand-offs.
@@ -135,11 +135,11 @@ class NodeStatus(Message):
     peers: dict[str, str]
 
 
-class ResetPrefixCache(Message):
+class ResetPrefixCache(Message, frozen=True):
     """Forget all cached blocks; answered by PrefixCacheReset."""
 
 
-class PrefixCacheReset(Message):
+class PrefixCacheReset(Message, frozen=True):
     """``blocks_left`` cached blocks could not be forgotten because they are in use."""
 
     blocks_forgotten: int

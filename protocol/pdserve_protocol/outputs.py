@@ -19,7 +19,7 @@ ErrorCode = Literal[
 ]
 
 
-class TokenLogprobs(Record):
+class TokenLogprobs(Record, frozen=True):
     """Log probabilities at one output position, of the model's distribution before temperature and filters.
 
     ``top`` is (token id, log probability), most probable first.
@@ -31,22 +31,22 @@ class TokenLogprobs(Record):
     top: list[tuple[int, float]] = []
 
 
-class Finished(Record, tag=True):
+class Finished(Record, frozen=True, tag=True):
     """The output is complete."""
 
     reason: FinishReason
     stop_token_id: int | None = None
 
 
-class HandedOver(Record, tag=True):
+class HandedOver(Record, frozen=True, tag=True):
     """The other node has the KV and goes on; this half is over."""
 
 
-class Aborted(Record, tag=True):
+class Aborted(Record, frozen=True, tag=True):
     """Ended because the router asked, or because the router was silent too long."""
 
 
-class Failed(Record, tag=True):
+class Failed(Record, frozen=True, tag=True):
     code: ErrorCode
     message: str
 
@@ -54,7 +54,7 @@ class Failed(Record, tag=True):
 End = Finished | HandedOver | Aborted | Failed
 
 
-class PrefillProof(Record):
+class PrefillProof(Record, frozen=True):
     """What a node did to compute the first token. Seconds by the node's own clock.
 
     Attributes:
@@ -70,7 +70,7 @@ class PrefillProof(Record):
     computed_tokens: int
 
 
-class TransferProof(Record):
+class TransferProof(Record, frozen=True):
     """What a node did to take KV over. Seconds by the receiving node's own clock.
 
     Attributes:
@@ -97,7 +97,7 @@ class TransferProof(Record):
     admission_s: float
 
 
-class RequestOutput(Record):
+class RequestOutput(Record, frozen=True):
     """Tokens at output positions ``position`` and on; the last of a request has ``end``.
 
     ``prefill`` comes with the first token that this node computed, ``transfer`` with the first output after a transfer.
@@ -112,7 +112,7 @@ class RequestOutput(Record):
     transfer: TransferProof | None = None
 
 
-class Outputs(Message):
+class Outputs(Message, frozen=True):
     """All outputs of one step for one router."""
 
     outputs: list[RequestOutput]

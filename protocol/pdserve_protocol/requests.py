@@ -6,7 +6,7 @@ from pdserve_protocol.codec import Message, Record
 from pdserve_protocol.sampling import SamplingParams
 
 
-class SendTo(Record):
+class SendTo(Record, frozen=True):
     """This half computes the prompt and hands its KV to the node at ``host:port`` whose boot id is given."""
 
     host: str
@@ -14,13 +14,13 @@ class SendTo(Record):
     boot_id: str
 
 
-class ReceiveFrom(Record):
+class ReceiveFrom(Record, frozen=True):
     """This half waits for the KV of its prompt from the node with this boot id."""
 
     boot_id: str
 
 
-class AddRequest(Message):
+class AddRequest(Message, frozen=True):
     """One half of a request, or a whole one (neither ``send_to`` nor ``receive_from``).
 
     Attributes:
@@ -47,7 +47,7 @@ class AddRequest(Message):
     cache_salt: str = ""
 
 
-class AbortRequests(Message):
+class AbortRequests(Message, frozen=True):
     """End these requests now; each still answers with its one terminal output (aborted)."""
 
     ids: list[str]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pdserve_protocol.codec import Record
 
 
-class SamplingParams(Record):
+class SamplingParams(Record, frozen=True):
     """Sampling parameters of one request, already validated and with every default filled in.
 
     Randomness is counter-based: the random number of a token is a function of (seed, choice, output position) alone, so

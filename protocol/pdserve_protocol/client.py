@@ -1,0 +1,184 @@
+"""EngineCoreClient: one node as an asyncio program sees it.
+
+Owns the connection, the pings and the judgement whether the node is there. Knows nothing of what requests mean. It
+lives beside the wire types because the router and the command line, which may not import the engine, need it as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import zmq
+import zmq.asyncio
+
+from pdserve_protocol.codec import Decoder, Message, encode
+from pdserve_protocol.door import Address, connect_door
+from pdserve_protocol.errors import BadMessage, NodeUnreachable
+from pdserve_protocol.node import (
+    GetStatus,
+    GetTokenizer,
+    Hello,
+    NodeInfo,
+    NodeLoad,
+    NodeStatus,
+    Ping,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    TokenizerFiles,
+)
+from pdserve_protocol.outputs import Outputs
+from pdserve_protocol.timing import CONNECT_S, DEAD_AFTER_S, PING_INTERVAL_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+NodeSays = NodeInfo | NodeLoad | Outputs | TokenizerFiles | NodeStatus | PrefixCacheReset
+_REPLY: dict[type[Message], type[Message]] = {
+    Hello: NodeInfo,
+    GetTokenizer: TokenizerFiles,
+    GetStatus: NodeStatus,
+    ResetPrefixCache: PrefixCacheReset,
+}
+
+
+def _ignore(*_: object) -> None:
+    return None
+
+
+class EngineCoreClient:
+    """A node's door, held open.
+
+    Attributes:
+        info: who the node is; None while it is not there (never seen, or silent for three seconds). A restarted node
+            has another ``info.identity.boot_id``.
+        load: its last answer to a ping; None while it is not there.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        cluster_key: str | None = None,
+        on_outputs: Callable[[EngineCoreClient, Outputs], None] = _ignore,
+        on_change: Callable[[EngineCoreClient], None] = _ignore,
+    ) -> None:
+        """Args:
+        on_outputs: called with each Outputs message, in order.
+        on_change: called when ``info`` has changed: there, gone, or another boot.
+        """
+        self.address = address
+        self.info: NodeInfo | None = None
+        self.load: NodeLoad | None = None
+        self._cluster_key = cluster_key
+        self._on_outputs = on_outputs
+        self._on_change = on_change
+        self._decoder = Decoder(NodeSays)
+        self._context: zmq.asyncio.Context | None = None
+        self._socket: Any = None
+        self._last_heard = 0.0
+        self._waiting: defaultdict[type[Message], deque[asyncio.Future[Any]]] = defaultdict(deque)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Begins to connect; returns at once."""
+        self._context = zmq.asyncio.Context()
+        self._socket = connect_door(self._context, self.address, self._cluster_key)
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._keep_alive())]
+
+    async def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._context is not None:
+            self._context.destroy(linger=0)
+            self._context = None
+        for futures in self._waiting.values():
+            for future in futures:
+                future.cancel()
+
+    def send(self, message: Message) -> None:
+        """Sends without waiting.
+
+        Raises:
+            NodeUnreachable: the node is not there.
+        """
+        if self.info is None or not self._try_send(message):
+            raise NodeUnreachable(str(self.address), DEAD_AFTER_S)
+
+    async def ask(self, message: Message, timeout: float = CONNECT_S) -> Any:
+        """The node's reply to Hello, GetTokenizer, GetStatus or ResetPrefixCache; waits for the connection as well.
+
+        Raises:
+            NodeUnreachable: there was none within ``timeout`` seconds.
+        """
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        queue = self._waiting[_REPLY[type(message)]]
+        try:
+            async with asyncio.timeout(timeout):
+                await self._socket.send(encode(message))
+                queue.append(reply)
+                return await reply
+        except TimeoutError as error:
+            raise NodeUnreachable(str(self.address), timeout) from error
+        finally:
+            with contextlib.suppress(ValueError):
+                queue.remove(reply)
+
+    def _try_send(self, message: Message) -> bool:
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    async def _receive(self) -> None:
+        while True:
+            try:
+                message = self._decoder.decode(await self._socket.recv())
+            except BadMessage as error:
+                log.warning("%s sent %s", self.address, error)
+                continue
+            self._last_heard = time.monotonic()
+            match message:
+                case Outputs():
+                    self._on_outputs(self, message)
+                case NodeLoad():
+                    self._on_load(message)
+                case _:
+                    if isinstance(message, NodeInfo):
+                        self._set_info(message)
+                    queue = self._waiting[type(message)]
+                    if queue and not (future := queue.popleft()).done():
+                        future.set_result(message)
+
+    def _on_load(self, load: NodeLoad) -> None:
+        if self.info is not None and load.boot_id == self.info.identity.boot_id:
+            self.load = load
+        else:
+            # A new process at the old address: what the old one had is gone.
+            self._set_info(None)
+            self._try_send(Hello())
+
+    def _set_info(self, info: NodeInfo | None) -> None:
+        if info == self.info:
+            return
+        self.info = info
+        self.load = None
+        self._on_change(self)
+
+    async def _keep_alive(self) -> None:
+        while True:
+            self._try_send(Hello() if self.info is None else Ping())
+            await asyncio.sleep(PING_INTERVAL_S)
+            if self.info is not None and time.monotonic() - self._last_heard > DEAD_AFTER_S:
+                log.warning("no sign of life from %s for %g s", self.address, DEAD_AFTER_S)
+                self._set_info(None)

@@ -1,0 +1,48 @@
+"""Errors of the KV transfer.
+
+TransferError
+├── ConnectorMissing      no connector of that name, or its library is not installed
+├── RegionUnusable        a region's metadata does not fit this connector
+├── RegionUnreachable     the region's owner is gone, or has fenced it
+├── WriteFault            a write ended with an error
+├── RegionTooSmall        the landing region holds too few blocks
+└── NoSuchInterface       no network interface has the address to bind
+"""
+
+from __future__ import annotations
+
+
+class TransferError(Exception):
+    """Base of all errors of this package."""
+
+
+class ConnectorMissing(TransferError):
+    def __init__(self, name: str, detail: str) -> None:
+        super().__init__(f"KV connector {name!r} is not available: {detail}")
+
+
+class RegionUnusable(TransferError):
+    def __init__(self, region: str, detail: str) -> None:
+        super().__init__(f"landing region {region} cannot be used: {detail}")
+
+
+class RegionUnreachable(TransferError):
+    def __init__(self, region: str, detail: str) -> None:
+        super().__init__(f"landing region {region} cannot be reached: {detail}")
+
+
+class WriteFault(TransferError):
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"a KV write failed: {detail}")
+
+
+class RegionTooSmall(TransferError):
+    def __init__(self, region_bytes: int, block_bytes: int, min_slots: int) -> None:
+        super().__init__(
+            f"a landing region of {region_bytes} bytes holds fewer than {min_slots} KV blocks of {block_bytes} bytes"
+        )
+
+
+class NoSuchInterface(TransferError):
+    def __init__(self, host: str) -> None:
+        super().__init__(f"no network interface of this machine has the address {host}")

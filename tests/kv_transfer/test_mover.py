@@ -1,0 +1,185 @@
+"""The mover with real connectors: bytes arrive, wrong ones are found, a fence holds."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+
+import numpy as np
+import pytest
+from support.movers import Inbox, cache_of, mover_pair
+
+from pdserve_kv_transfer.connectors import CONNECTORS
+from pdserve_kv_transfer.digest import block_digest
+from pdserve_kv_transfer.errors import RegionTooSmall
+from pdserve_kv_transfer.events import (
+    ConnectFailed,
+    Connected,
+    Landed,
+    MoverDied,
+    RegionFailed,
+    RegionFenced,
+    RegionOpened,
+    WriteFailed,
+    Written,
+)
+from pdserve_kv_transfer.mover import Mover
+from pdserve_kv_transfer.slow import slow
+
+BLOCK_BYTES = 8192
+
+
+@pytest.fixture(params=["loopback", pytest.param("nixl", marks=pytest.mark.slow)])
+def connector(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def test_bytes_arrive_in_the_blocks_of_their_positions(connector: str) -> None:
+    with mover_pair(connector, BLOCK_BYTES) as pair:
+        pair.connect()
+        # Positions 0, 16, 32, 48: blocks and slots in no order, some of them neighbours.
+        pair.sender.write("d", "r1", [(0, 5, 2), (16, 6, 3), (32, 1, 0), (48, 9, 1)])
+        written = pair.sent.expect(Written)
+        assert written.digests == {p: block_digest(pair.source[b]) for p, b in [(0, 5), (16, 6), (32, 1), (48, 9)]}
+        assert written.num_bytes == 4 * BLOCK_BYTES
+        blocks = {0: 7, 16: 3, 32: 2, 48: 8}
+        slots = {0: 2, 16: 3, 32: 0, 48: 1}
+        pair.receiver.land("p", "r1", [(p, slots[p], blocks[p], written.digests[p]) for p in blocks])
+        landed = pair.received.expect(Landed)
+        assert (landed.ok, landed.bad) == (frozenset(blocks), frozenset())
+        for position, block in [(0, 5), (16, 6), (32, 1), (48, 9)]:
+            assert np.array_equal(pair.target[blocks[position]], pair.source[block])
+        untouched = set(range(len(pair.target))) - set(blocks.values())
+        assert not pair.target[sorted(untouched)].any()
+
+
+def test_a_corrupt_block_is_bad_and_never_reaches_the_cache(connector: str) -> None:
+    with mover_pair(connector, BLOCK_BYTES) as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 1, 0), (16, 2, 1)])
+        digests = pair.sent.expect(Written).digests
+        # What was sent for position 16 is claimed for position 0 too.
+        pair.receiver.land("p", "r1", [(0, 1, 4, digests[0]), (16, 1, 5, digests[16])])
+        landed = pair.received.expect(Landed)
+        assert (landed.ok, landed.bad) == (frozenset({16}), frozenset({0}))
+        assert not pair.target[4].any()
+
+
+def test_after_a_fence_nothing_lands_and_a_new_region_works(connector: str) -> None:
+    with mover_pair(connector, BLOCK_BYTES) as pair:
+        old = pair.connect()
+        pair.receiver.fence("p")
+        assert pair.received.expect(RegionFenced).name == old.name
+        pair.sender.write("d", "r1", [(0, 1, 0)])
+        outcome = pair.sent.next()
+        assert isinstance(outcome, WriteFailed), outcome
+        assert outcome.positions == {0}
+        pair.receiver.land("p", "r1", [(0, 0, 4, block_digest(pair.source[1]))])
+        assert pair.received.expect(Landed).bad == {0}
+        pair.sender.disconnect("d")
+        new = pair.connect(key="d2")
+        assert new.name != old.name
+        pair.sender.write("d2", "r2", [(0, 1, 0)])
+        digests = pair.sent.expect(Written).digests
+        pair.receiver.land("p", "r2", [(0, 0, 4, digests[0])])
+        assert pair.received.expect(Landed).ok == {0}
+        assert np.array_equal(pair.target[4], pair.source[1])
+
+
+def test_regions_of_two_peers_are_apart(connector: str) -> None:
+    with mover_pair(connector, BLOCK_BYTES) as pair:
+        first = pair.connect()
+        second = pair.connect(peer="p2", key="d2")
+        assert first.name != second.name
+        pair.receiver.fence("p")
+        pair.received.expect(RegionFenced)
+        pair.sender.write("d2", "r1", [(0, 3, 0)])
+        digests = pair.sent.expect(Written).digests
+        pair.receiver.land("p2", "r1", [(0, 0, 4, digests[0])])
+        assert pair.received.expect(Landed).ok == {0}
+
+
+def test_foreign_metadata_is_refused_not_used(connector: str) -> None:
+    with mover_pair(connector, BLOCK_BYTES) as pair:
+        region = pair.open_region()
+        for metadata in (b"", b"garbage", b"\x92\xc4\x03abc\x01"):
+            broken = type(region)(name="x", num_slots=4, slot_bytes=BLOCK_BYTES, metadata=metadata)
+            pair.sender.connect("bad", connector, broken)
+            pair.sent.expect(ConnectFailed)
+
+
+def test_an_unknown_connector_is_told_by_name() -> None:
+    with mover_pair("loopback", BLOCK_BYTES) as pair:
+        pair.receiver.open_region("p", "carrier-pigeon")
+        assert "carrier-pigeon" in pair.received.expect(RegionFailed).reason
+
+
+def test_disconnect_gives_up_a_write_that_is_held_back() -> None:
+    gate = threading.Event()
+    held = {"loopback": slow(CONNECTORS["loopback"], gate=gate.is_set)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=held) as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 1, 0), (16, 2, 1)])
+        pair.sender.disconnect("d")
+        failed = pair.sent.expect(WriteFailed)
+        assert (failed.id, failed.positions) == ("r1", {0, 16})
+
+
+def test_a_held_write_ends_when_the_gate_opens() -> None:
+    gate = threading.Event()
+    held = {"loopback": slow(CONNECTORS["loopback"], gate=gate.is_set)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=held) as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 1, 0)])
+        # A command is carried out while the write is under way.
+        pair.sender.write("nobody", "r2", [(0, 1, 0)])
+        assert pair.sent.expect(WriteFailed).id == "r2"
+        gate.set()
+        assert pair.sent.expect(Written).id == "r1"
+
+
+def test_a_fault_of_the_thread_is_an_event() -> None:
+    inbox = Inbox()
+    mover = Mover(cache_of(4, BLOCK_BYTES), inbox.put, region_bytes=4 * BLOCK_BYTES)
+    mover.open_region("p", "loopback")
+    inbox.expect(RegionOpened)
+    mover.land("p", "r1", [(0, 99, 0, b"")])
+    died = inbox.expect(MoverDied)
+    assert isinstance(died.error, IndexError)
+    assert mover.close()
+
+
+def test_a_region_must_hold_a_few_blocks() -> None:
+    with pytest.raises(RegionTooSmall):
+        Mover(cache_of(4, BLOCK_BYTES), lambda event: None, region_bytes=3 * BLOCK_BYTES)
+
+
+def test_close_twice_and_with_a_write_under_way() -> None:
+    held = {"loopback": slow(CONNECTORS["loopback"], gate=lambda: False)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=held) as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 1, 0)])
+        assert pair.sender.close()
+        pair.sent.expect(WriteFailed)
+        assert pair.sender.close()
+
+
+@pytest.mark.slow
+def test_idle_agents_take_next_to_no_cpu() -> None:
+    with mover_pair("nixl", BLOCK_BYTES) as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 1, 0)])
+        pair.sent.expect(Written)
+        before = time.process_time()
+        # The interval over which CPU time is measured, not a wait for something.
+        with pytest.raises(queue.Empty):
+            pair.sent.next(timeout_s=1.0)
+        assert time.process_time() - before < 0.02
+
+
+def test_connected_before_any_write() -> None:
+    with mover_pair("loopback", BLOCK_BYTES) as pair:
+        region = pair.open_region()
+        pair.sender.connect("d", "loopback", region)
+        assert pair.sent.expect(Connected).peer == "d"

@@ -1,0 +1,237 @@
+"""Starts attempts on nodes, delivers what the nodes answer to the request that waits for it, and aborts.
+
+Only the router starts attempts; each has a fresh id that no client can know or choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING
+
+from pdserve_protocol.errors import NodeUnreachable
+from pdserve_protocol.node import mismatch
+from pdserve_protocol.requests import AbortRequests, AddRequest, ReceiveFrom, SendTo
+
+from pdserve_router.errors import NodeLost, NotReady, RouterError
+from pdserve_router.lifecycle import AttemptLife, Half, Progress
+from pdserve_router.policy import RoundRobin
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdserve_protocol.outputs import Outputs, RequestOutput
+    from pdserve_protocol.sampling import SamplingParams
+
+    from pdserve_router.metrics import RouterMetrics
+    from pdserve_router.policy import Policy
+    from pdserve_router.proof import Mode
+    from pdserve_router.registry import Node, ServedModel
+
+log = logging.getLogger(__name__)
+
+_MAX_REMEMBERED_PAIRS = 4096
+
+
+class Attempt:
+    """One try at one request, on one or two nodes. Used by the one task that serves the request.
+
+    Attributes:
+        nodes: the node of each half.
+        boot_ids: the process of each half.
+        life: what has become of it.
+    """
+
+    def __init__(self, attempt_id: str, mode: Mode, nodes: dict[Half, Node]) -> None:
+        self.id = attempt_id
+        self.mode: Mode = mode
+        self.nodes = nodes
+        self.boot_ids = {half: node.boot_id for half, node in nodes.items()}
+        self.life = AttemptLife({half: node.name for half, node in nodes.items()})
+        self._inbox: deque[tuple[Half, RequestOutput | RouterError]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def deliver(self, half: Half, item: RequestOutput | RouterError) -> None:
+        """An output of a half, or the error that there will be none. Never blocks."""
+        self._inbox.append((half, item))
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def next(self) -> Progress:
+        """The next tokens, or the end.
+
+        Raises:
+            RouterError: the attempt failed.
+        """
+        while True:
+            while self._inbox:
+                half, item = self._inbox.popleft()
+                if isinstance(item, RouterError):
+                    self.life.on_lost(half, item)
+                    continue
+                progress = self.life.on_output(half, item)
+                if progress.token_ids or progress.finished is not None:
+                    return progress
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def node_name(self, half: Half) -> str | None:
+        return self.nodes[half].name if half in self.nodes else None
+
+
+class Dispatcher:
+    """Args:
+    prefill_policy, decode_policy: each in turn by default.
+    """
+
+    def __init__(
+        self,
+        metrics: RouterMetrics,
+        *,
+        disaggregated: bool,
+        prefill_policy: Policy | None = None,
+        decode_policy: Policy | None = None,
+    ) -> None:
+        self._metrics = metrics
+        self._disaggregated = disaggregated
+        self._prefill_policy = prefill_policy or RoundRobin()
+        self._decode_policy = decode_policy or RoundRobin()
+        self._live: dict[str, Attempt] = {}
+        self._pairs: dict[tuple[str | None, str | None], bool] = {}
+
+    def start(
+        self,
+        served: ServedModel,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        timeout_s: float,
+        client_id: str,
+        cache_salt: str,
+    ) -> Attempt:
+        """Send the halves of a request to the nodes chosen for it.
+
+        The caller must ``close`` the attempt, whatever happens.
+
+        Raises:
+            NotReady: no node can take it.
+            NodeLost: a chosen node died just now.
+        """
+        mode, nodes = self._choose(served, sampling.max_tokens)
+        attempt = Attempt(secrets.token_hex(16), mode, nodes)
+        self._live[attempt.id] = attempt
+        prefill, decode = nodes.get(Half.PREFILL), nodes.get(Half.DECODE)
+        sent = False
+        try:
+            for half, node in nodes.items():
+                send_to = receive_from = None
+                if half is Half.PREFILL and decode is not None:
+                    send_to = _send_to(decode)
+                if half is Half.DECODE and prefill is not None:
+                    receive_from = ReceiveFrom(boot_id=_boot(prefill))
+                node.client.send(
+                    AddRequest(
+                        id=attempt.id,
+                        boot_id=_boot(node),
+                        prompt_token_ids=prompt_token_ids,
+                        sampling=sampling,
+                        timeout_s=timeout_s,
+                        send_to=send_to,
+                        receive_from=receive_from,
+                        client_id=client_id,
+                        cache_salt=cache_salt,
+                    )
+                )
+            sent = True
+        except NodeUnreachable as error:
+            raise NodeLost(f"{half.value} node {node.name}") from error
+        finally:
+            if not sent:
+                self.close(attempt)
+        return attempt
+
+    def close(self, attempt: Attempt) -> None:
+        """Forget an attempt, and abort what still runs of it unless a node ended it. Idempotent, never blocks."""
+        if self._live.pop(attempt.id, None) is None or attempt.life.completed:
+            return
+        attempt.life.stop()
+        for half in attempt.life.open_halves:
+            node = attempt.nodes[half]
+            if node.boot_id != attempt.boot_ids[half]:
+                continue
+            try:
+                node.client.send(AbortRequests(ids=[attempt.id]))
+            except NodeUnreachable:
+                log.info("attempt %s: %s is gone, nothing to abort there", attempt.id, node.name)
+
+    def fail_all(self, error: RouterError) -> None:
+        """End every attempt with ``error``."""
+        for attempt in list(self._live.values()):
+            for half in (Half.PREFILL, Half.DECODE):
+                attempt.deliver(half, error)
+
+    def on_outputs(self, node: Node, outputs: Outputs) -> None:
+        live = self._live
+        for output in outputs.outputs:
+            attempt = live.get(output.id)
+            if attempt is not None:
+                half = Half.PREFILL if attempt.nodes.get(Half.PREFILL) is node else Half.DECODE
+                attempt.deliver(half, output)
+
+    def on_change(self, node: Node) -> None:
+        for attempt in list(self._live.values()):
+            for half, user in attempt.nodes.items():
+                if user is node and attempt.boot_ids[half] != node.boot_id:
+                    attempt.deliver(half, NodeLost(f"{half.value} node {node.name}"))
+
+    def _choose(self, served: ServedModel, max_tokens: int) -> tuple[Mode, dict[Half, Node]]:
+        if max_tokens == 1 and served.prefill:
+            return "prefill_only", {Half.PREFILL: _pick(self._prefill_policy, served.prefill)}
+        if not served.decode:
+            raise NotReady("No decode node is up")
+        partners = {node.name: [p for p in served.prefill if self._match(p, node)] for node in served.decode}
+        paired = [node for node in served.decode if partners[node.name]]
+        decode = _pick(self._decode_policy, paired or served.decode)
+        if paired:
+            prefill = _pick(self._prefill_policy, partners[decode.name])
+            return "disaggregated", {Half.PREFILL: prefill, Half.DECODE: decode}
+        if self._disaggregated:
+            reason = "mismatch" if served.prefill else "no_prefill_node"
+            self._metrics.fallbacks.labels(reason).inc()
+            log.warning("no usable prefill node (%s): decode node %s takes the whole request", reason, decode.name)
+        return "aggregated", {Half.DECODE: decode}
+
+    def _match(self, prefill: Node, decode: Node) -> bool:
+        """Whether KV of one can be used by the other; said once in the log where it cannot."""
+        if prefill.info is None or decode.info is None:
+            return False
+        pair = (prefill.boot_id, decode.boot_id)
+        if pair not in self._pairs:
+            if len(self._pairs) >= _MAX_REMEMBERED_PAIRS:
+                self._pairs.clear()
+            difference = mismatch(prefill.info.identity, decode.info.identity)
+            self._pairs[pair] = difference is None
+            if difference is not None:
+                log.error("%s and %s are not paired: %s", prefill.name, decode.name, difference)
+        return self._pairs[pair]
+
+
+def _pick(policy: Policy, nodes: Sequence[Node]) -> Node:
+    return nodes[policy.choose([node.load for node in nodes])]
+
+
+def _boot(node: Node) -> str:
+    if node.boot_id is None:
+        raise NodeLost(f"{node.role} node {node.name}")
+    return node.boot_id
+
+
+def _send_to(node: Node) -> SendTo:
+    """Where the prefill node finds ``node``: as its operator said, else where the router found it."""
+    if node.info is None:
+        raise NodeLost(f"{node.role} node {node.name}")
+    host = node.info.advertise_host or node.client.address.host
+    return SendTo(host=host, port=node.info.port, boot_id=node.info.identity.boot_id)

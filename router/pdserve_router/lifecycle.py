@@ -1,0 +1,162 @@
+"""One attempt as a pure state machine: tokens of both halves in order of position, each once, and exactly one end.
+
+Knows no sockets, clocks or text. Either node's message about a position may be late, doubled or missing as long as the
+other's says it: the prefill node sends position 0 at once, the decode node repeats it in its first output.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pdserve_protocol.outputs import Aborted, Failed, Finished, HandedOver
+
+from pdserve_router.errors import NodeFailed, RouterError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pdserve_protocol.outputs import ErrorCode, PrefillProof, RequestOutput, TokenLogprobs, TransferProof
+
+
+class Half(Enum):
+    """Which of an attempt's nodes speaks. A request on one node alone has that node's half only."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(slots=True)
+class Progress:
+    """What one output brought: new tokens in order, and the end where all of them are in."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finished: Finished | None = None
+
+
+_NOTHING = Progress()
+
+
+class AttemptLife:
+    """State of one attempt. After ``ended`` nothing more is reported, whatever still arrives.
+
+    Attributes:
+        ended: the attempt has had its one end.
+        completed: that end was a node's Finished with every token in; the nodes settle the rest among themselves.
+        open_halves: halves that have not sent their terminal output.
+        proofs: what each half said that it did.
+    """
+
+    def __init__(self, nodes: Mapping[Half, str]) -> None:
+        """``nodes``: the halves of this attempt and the name of the node of each, for error messages."""
+        self._nodes = dict(nodes)
+        self._next = 0
+        self._early: dict[int, tuple[int, TokenLogprobs | None]] = {}
+        self._finished: Finished | None = None
+        self._total: int | None = None
+        self._decode_speaks = False
+        self.ended = False
+        self.completed = False
+        self.open_halves = set(nodes)
+        self.prefill_proofs: dict[Half, PrefillProof] = {}
+        self.transfer_proof: TransferProof | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens reported so far."""
+        return self._next
+
+    def on_output(self, half: Half, output: RequestOutput) -> Progress:
+        """Take one output of one half.
+
+        Raises:
+            NodeFailed: this output ends the attempt with an error; only once, and never after its end.
+        """
+        if half not in self.open_halves:
+            return _NOTHING
+        if output.prefill is not None:
+            self.prefill_proofs[half] = output.prefill
+        if output.transfer is not None:
+            self.transfer_proof = output.transfer
+        if output.end is not None:
+            self.open_halves.discard(half)
+        if self.ended:
+            return _NOTHING
+        progress = _NOTHING
+        if output.token_ids:
+            if half is Half.DECODE:
+                self._decode_speaks = True
+            progress = self._take(output)
+        if output.end is not None:
+            self._on_end(half, output)
+        if self._finished is not None and self._total is not None and self._next >= self._total:
+            self.ended = self.completed = True
+            progress = Progress(progress.token_ids, progress.logprobs, self._finished)
+        elif not self.open_halves:
+            self._fail(half, "internal", f"all halves ended at token {self._next} without a complete output")
+        return progress
+
+    def on_lost(self, half: Half, error: RouterError) -> None:
+        """The node of ``half`` is dead.
+
+        Raises:
+            RouterError: ``error``, where the attempt cannot go on without it.
+        """
+        if half not in self.open_halves:
+            return
+        self.open_halves.discard(half)
+        if self.ended or not self._needed(half):
+            return
+        self.ended = True
+        raise error
+
+    def stop(self) -> None:
+        """The router itself ends the attempt: a stop string, a client that has gone, a deadline."""
+        self.ended = True
+
+    def _take(self, output: RequestOutput) -> Progress:
+        ids, logprobs, position = output.token_ids, output.logprobs, output.position
+        if position == self._next and not self._early:
+            self._next += len(ids)
+            return Progress(ids, logprobs or [])
+        for offset, token_id in enumerate(ids):
+            if position + offset >= self._next:
+                self._early.setdefault(position + offset, (token_id, logprobs[offset] if logprobs else None))
+        progress = Progress()
+        while self._next in self._early:
+            token_id, logprob = self._early.pop(self._next)
+            progress.token_ids.append(token_id)
+            if logprob is not None:
+                progress.logprobs.append(logprob)
+            self._next += 1
+        return progress
+
+    def _on_end(self, half: Half, output: RequestOutput) -> None:
+        match output.end:
+            case Finished() as finished:
+                if self._finished is None:
+                    self._finished, self._total = finished, output.position + len(output.token_ids)
+            case HandedOver():
+                pass
+            case Failed(code=code, message=message):
+                if self._needed(half):
+                    self._fail(half, code, message)
+            case Aborted():
+                if self._needed(half):
+                    self._fail(half, "internal", "the node aborted the request on its own")
+
+    def _needed(self, half: Half) -> bool:
+        """Whether the output can no longer be completed without ``half``.
+
+        Once the decode node generates it has the KV, so a prefill node that dies between hand-over and its word about
+        it takes nothing along. Once a half has finished, only positions of the other's that are under way may be missing.
+        """
+        if self._finished is not None:
+            return not self.open_halves
+        return half is Half.DECODE or not self._decode_speaks
+
+    def _fail(self, half: Half, code: ErrorCode, detail: str) -> None:
+        self.ended = True
+        raise NodeFailed(f"{half.value} node {self._nodes[half]}", code, detail)

@@ -1,0 +1,109 @@
+"""Prometheus metrics of a router, in a registry of their own. Derived from the requests' traces and proofs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pdserve_router.proof import Proof
+
+_SECONDS = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+    120.0,
+    300.0,
+    600.0,
+)
+_ITL_SECONDS = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+_SPLIT = {
+    "queue": "Arrival at the node to first scheduled",
+    "prefill": "First scheduled to first token",
+    "grant": "Offer received to grant sent",
+    "transfer": "Grant sent to the last word about written blocks",
+    "landing": "Digest and copy of landed blocks after that",
+    "admission": "Landed to first scheduled on the decode node",
+}
+
+
+class RouterMetrics:
+    """All metrics, by what they measure. Names begin with ``pdserve_router_``."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self.ttft = self._seconds("time_to_first_token", "Arrival of a request to its first token")
+        self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a request", _ITL_SECONDS)
+        self.e2e = self._seconds("request", "Arrival of a request to its end")
+        self._split = {name: self._seconds(name, text) for name, text in _SPLIT.items()}
+        self.prompt_tokens = self._counter(
+            "prompt_tokens",
+            "Prompt tokens, each once on each side that took part, by where their KV came from",
+            "side",
+            "source",
+        )
+        self.generated_tokens = self._counter("generated_tokens", "Output tokens")
+        self.requests = self._counter("requests", "Requests by how they ended", "endpoint", "end", "status")
+        self.bytes_moved = self._counter("kv_bytes_moved", "Bytes of KV moved between nodes")
+        self.blocks_moved = self._counter("kv_blocks_moved", "Blocks of KV moved between nodes")
+        self.fallbacks = self._counter(
+            "fallbacks", "Requests that a decode node did whole although prefill nodes are configured", "reason"
+        )
+        self.inexact = self._counter("inexact_requests", "Requests over nodes with unlike numerics")
+        self.running = Gauge("pdserve_router_requests_running", "Requests being served", registry=self._registry)
+        self._nodes_up = Gauge("pdserve_router_nodes_up", "Nodes alive", ["role"], registry=self._registry)
+
+    def watch_nodes(self, role: str, count: Callable[[], int]) -> None:
+        """``count`` is asked for the number of live nodes at each scrape."""
+        self._nodes_up.labels(role).set_function(count)
+
+    def observe_proof(self, proof: Proof, num_prompt_tokens: int) -> None:
+        """Count what one request's nodes did."""
+        for name, histogram in self._split.items():
+            milliseconds = getattr(proof.time, f"{name}_ms")
+            if milliseconds is not None:
+                histogram.observe(milliseconds / 1000)
+        first_side = "decode" if proof.mode == "aggregated" else "prefill"
+        cached = getattr(proof.cached_tokens, first_side)
+        if cached is not None:
+            self._count_prompt(first_side, cached=cached, computed=num_prompt_tokens - cached)
+        if proof.transport is not None:
+            cached, recomputed = proof.cached_tokens.decode or 0, proof.tokens_recomputed
+            transferred = max(num_prompt_tokens - cached - recomputed, 0)
+            self._count_prompt("decode", cached=cached, recomputed=recomputed, transferred=transferred)
+        self.bytes_moved.inc(proof.bytes_moved)
+        self.blocks_moved.inc(proof.blocks_moved)
+        if not proof.exact:
+            self.inexact.inc()
+
+    def exposition(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def _count_prompt(self, side: str, **sources: int) -> None:
+        for source, count in sources.items():
+            self.prompt_tokens.labels(side, source).inc(count)
+
+    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(f"pdserve_router_{name}", text, registry=self._registry, buckets=buckets)
+
+    def _seconds(self, name: str, text: str) -> Histogram:
+        return self._histogram(f"{name}_seconds", text, _SECONDS)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"pdserve_router_{name}", text, labels, registry=self._registry)

@@ -1,0 +1,123 @@
+"""Tokens of one output become text: incremental detokenization, stop strings, log probabilities.
+
+Rule for what is counted and shown: usage counts every generated token, also an end token and the tokens of a matched
+stop string; text and log probabilities hold neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pdserve_text.detokenizer import IncrementalDetokenizer
+from pdserve_text.stop import StopStrings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdserve_protocol.outputs import Finished, FinishReason, TokenLogprobs
+    from pdserve_text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class TokenEntry:
+    """Log probabilities of one token and the character of the output's text at which it begins."""
+
+    logprobs: TokenLogprobs
+    text_offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What can be shown now. ``reason`` is set in the last one; ``stopped`` where a stop string ended the output."""
+
+    text: str = ""
+    entries: list[TokenEntry] = field(default_factory=list)
+    reason: FinishReason | None = None
+    stopped: bool = False
+
+
+class OutputProcessor:
+    """One output (one choice).
+
+    Args:
+        stop: strings that end the output and are not part of it.
+        min_tokens: stop strings are not looked for in the text of the first so many tokens.
+        with_logprobs: the tokens come with log probabilities.
+
+    Attributes:
+        num_tokens: generated tokens so far.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        with_logprobs: bool = False,
+        prompt_token_ids: Sequence[int] = (),
+    ) -> None:
+        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids=prompt_token_ids)
+        self._stop = StopStrings(stop) if stop else None
+        self._min_tokens = min_tokens
+        self._with_logprobs = with_logprobs
+        self._pending: list[TokenEntry] = []
+        self._made = 0
+        self._shown = 0
+        self.num_tokens = 0
+
+    def process(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], finished: Finished | None = None
+    ) -> Delta:
+        """Take the next tokens; with ``finished`` they are the last ones.
+
+        Its reason "stop" means that the last token is an end token, which is no text.
+        """
+        ends_itself = finished is not None and finished.reason == "stop"
+        if self._stop is None and not self._with_logprobs:
+            self.num_tokens += len(token_ids)
+            text = self._detokenizer.push(token_ids[:-1] if ends_itself else token_ids)
+            if finished is None:
+                return Delta(text)
+            return Delta(text + self._detokenizer.finish(), reason=finished.reason)
+        parts: list[str] = []
+        last = len(token_ids) - 1
+        for i, token_id in enumerate(token_ids):
+            self.num_tokens += 1
+            if ends_itself and i == last:
+                break
+            if self._with_logprobs:
+                self._pending.append(TokenEntry(logprobs[i], self._made))
+            shown, matched = self._push(token_id)
+            parts.append(shown)
+            if matched:
+                text = "".join(parts)
+                return Delta(text, self._released(text), "stop", stopped=True)
+        if finished is None:
+            text = "".join(parts)
+            return Delta(text, self._released(text))
+        parts.append(self._detokenizer.finish())
+        if self._stop is not None:
+            parts.append(self._stop.flush())
+        entries, self._pending = self._pending, []
+        return Delta("".join(parts), entries, finished.reason)
+
+    def _push(self, token_id: int) -> tuple[str, bool]:
+        text = self._detokenizer.push((token_id,))
+        self._made += len(text)
+        if self._stop is None or self.num_tokens <= self._min_tokens:
+            return text, False
+        shown, matched = self._stop.push(text)
+        return shown, matched is not None
+
+    def _released(self, text: str) -> list[TokenEntry]:
+        """Entries of tokens of which something has been shown; the others may yet be cut off by a stop string."""
+        self._shown += len(text)
+        if not self._pending:
+            return []
+        count = next(
+            (i for i, entry in enumerate(self._pending) if entry.text_offset >= self._shown), len(self._pending)
+        )
+        released, self._pending = self._pending[:count], self._pending[count:]
+        return released

@@ -1,0 +1,91 @@
+"""What happened to one request: which nodes, what moved, where the time went. For the answer and for the metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from pdserve_router.lifecycle import Half
+
+if TYPE_CHECKING:
+    from pdserve_router.lifecycle import AttemptLife
+
+Mode = Literal["disaggregated", "aggregated", "prefill_only"]
+
+
+class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
+    """Prompt tokens found in the prefix cache of each side; None where there is no such side, or it has not said."""
+
+    prefill: int | None = None
+    decode: int | None = None
+
+
+class TimeSplit(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds, each by the clock of the node that measured it; None where it did not happen.
+
+    Queue and prefill make up the time to the first token; grant, transfer, landing and admission the gap before the
+    second.
+    """
+
+    queue_ms: float | None = None
+    prefill_ms: float | None = None
+    grant_ms: float | None = None
+    transfer_ms: float | None = None
+    landing_ms: float | None = None
+    admission_ms: float | None = None
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True):
+    """The ``pdserve`` object of an answer.
+
+    Attributes:
+        mode: "aggregated": one decode node did all; "prefill_only": the first token was the last.
+        tokens_recomputed: prompt tokens that the decode node computed although a prefill node had.
+        exact: the tokens are those that a single node would have made.
+    """
+
+    mode: Mode
+    prefill_node: str | None
+    decode_node: str | None
+    transport: str | None
+    blocks_moved: int
+    bytes_moved: int
+    tokens_recomputed: int
+    cached_tokens: CachedTokens
+    exact: bool
+    time: TimeSplit
+
+
+def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_node: str | None) -> Proof:
+    """Proof of an attempt from what its nodes have said so far."""
+    first_half = Half.DECODE if mode == "aggregated" else Half.PREFILL
+    prefill = life.prefill_proofs.get(first_half)
+    transfer = life.transfer_proof
+    cached = None if prefill is None else prefill.cached_tokens
+    return Proof(
+        mode=mode,
+        prefill_node=prefill_node,
+        decode_node=decode_node,
+        transport=transfer.transport if transfer else None,
+        blocks_moved=transfer.blocks if transfer else 0,
+        bytes_moved=transfer.bytes if transfer else 0,
+        tokens_recomputed=transfer.recomputed_tokens if transfer else 0,
+        cached_tokens=CachedTokens(
+            prefill=None if mode == "aggregated" else cached,
+            decode=cached if mode == "aggregated" else (transfer.cached_tokens if transfer else None),
+        ),
+        exact=transfer.exact if transfer else True,
+        time=TimeSplit(
+            queue_ms=_ms(prefill.queue_s if prefill else None),
+            prefill_ms=_ms(prefill.prefill_s if prefill else None),
+            grant_ms=_ms(transfer.grant_s if transfer else None),
+            transfer_ms=_ms(transfer.transfer_s if transfer else None),
+            landing_ms=_ms(transfer.landing_s if transfer else None),
+            admission_ms=_ms(transfer.admission_s if transfer else None),
+        ),
+    )
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)

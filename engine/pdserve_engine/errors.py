@@ -4,6 +4,9 @@ EngineError
 ├── RequestRejected     the engine cannot take this request; carries the protocol's error code
 │   ├── DoesNotFit      it is longer than the context or the KV cache
 │   └── BadRequest      a field has a value that the engine cannot work with
+├── DeviceSetupError    a worker that cannot start as configured
+│   ├── NoRoomForCache  the KV cache would not hold one block
+│   └── ContextTooLong  more positions than the model was made for
 ├── ContractBroken      a step that contradicts what the executor was told before
 └── WrongKV             an entry of the KV cache is not what the sequence says it is (fake executor only)
 """
@@ -37,6 +40,20 @@ class DoesNotFit(RequestRejected):
 class BadRequest(RequestRejected):
     def __init__(self, message: str) -> None:
         super().__init__("bad_request", message)
+
+
+class DeviceSetupError(EngineError):
+    """Base of what keeps a worker from starting."""
+
+
+class NoRoomForCache(DeviceSetupError):
+    def __init__(self, memory_bytes: int, block_bytes: int) -> None:
+        super().__init__(f"{memory_bytes} bytes for the KV cache do not hold one block of {block_bytes} bytes")
+
+
+class ContextTooLong(DeviceSetupError):
+    def __init__(self, max_model_len: int, limit: int) -> None:
+        super().__init__(f"max_model_len {max_model_len} exceeds the {limit} positions that the model was made for")
 
 
 class ContractBroken(EngineError):

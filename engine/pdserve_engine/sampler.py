@@ -1,7 +1,8 @@
 """Logits -> token ids and log probabilities.
 
-The order of operations on a row: logit_bias, repetition penalty, frequency and presence penalty, min_tokens; then either
-the largest, or temperature, min_p, top_k, top_p and one draw. Log probabilities are of the raw logits, before all of that.
+The order of operations on a row: logit_bias, repetition penalty, frequency and presence penalty, min_tokens; then the
+largest, or else temperature, min_p, top_k, top_p and one draw. Log probabilities are those of the raw logits, before
+all of that.
 
 What a row yields depends on that row, its request's tokens and its parameters alone, not on the rest of the batch: each
 row is worked on by itself, in float64, and ties go to the smaller token id.
@@ -186,10 +187,10 @@ def _most_probable(logits: Row, count: int) -> npt.NDArray[np.int64]:
 def _logprobs(raw: Row, token_id: int, num_top: int) -> TokenLogprobs:
     largest = raw.max()
     log_total = largest + math.log(np.exp(raw - largest).sum())
-    top = _most_probable(raw, min(num_top, raw.size)) if num_top > 0 else []
+    top: list[int] = _most_probable(raw, min(num_top, raw.size)).tolist() if num_top > 0 else []
     return TokenLogprobs(
         token_id=token_id,
         logprob=float(raw[token_id] - log_total),
         rank=1 + int((raw > raw[token_id]).sum()),
-        top=[(int(i), float(raw[i] - log_total)) for i in top],
+        top=[(i, float(raw[i] - log_total)) for i in top],
     )

@@ -1,0 +1,65 @@
+"""Memory of the KV cache: how much, and where it comes from.
+
+The cache is one anonymous mapping: page-aligned, zero, and without physical pages until a block is first written, so
+that a large cache costs nothing at start-up.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pdserve_engine.errors import NoRoomForCache
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from pdserve_protocol.node import KVLayout
+
+    from pdserve_engine.config import CacheConfig
+
+_DEFAULT_SHARE = 4
+_DEFAULT_LIMIT = 4 << 30
+
+
+def num_blocks(config: CacheConfig, layout: KVLayout) -> int:
+    """Blocks that the configured memory holds; by default a quarter of free memory, 4 GiB at most.
+
+    Raises:
+        NoRoomForCache: not even one.
+    """
+    if config.num_blocks is not None:
+        return config.num_blocks
+    memory_bytes = config.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = min(free_memory() // _DEFAULT_SHARE, _DEFAULT_LIMIT)
+    count = memory_bytes // layout.block_bytes
+    if count < 1:
+        raise NoRoomForCache(memory_bytes, layout.block_bytes)
+    return count
+
+
+def allocate(count: int, layout: KVLayout) -> npt.NDArray[np.uint8]:
+    """Zeroed bytes [count, block_bytes]. The mapping lives as long as an array or tensor over it."""
+    mapping = mmap.mmap(-1, count * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(mapping, dtype=np.uint8).reshape(count, layout.block_bytes)
+
+
+def as_tensor(kv_bytes: npt.NDArray[np.uint8], layout: KVLayout) -> torch.Tensor:
+    """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
+    dtype: torch.dtype = getattr(torch, layout.dtype)
+    shape = (-1, layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
+    return torch.from_numpy(kv_bytes).view(dtype).view(shape)
+
+
+def free_memory() -> int:
+    """Bytes that can be had without swapping: what the machine has available, within the limit of the container."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.is_file() and used.is_file() and (text := limit.read_text().strip()) != "max":
+        available = min(available, max(int(text) - int(used.read_text()), 0))
+    return available

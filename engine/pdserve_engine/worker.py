@@ -1,0 +1,108 @@
+"""Worker: one model on one device, loaded and ready to compute steps.
+
+Owns weights, the memory of the KV cache and the model runner. Knows nothing of requests that wait, of peers or of text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from pdserve_kernels.select import select_backend
+from pdserve_protocol.node import KVLayout
+
+from pdserve_engine import kv_memory
+from pdserve_engine.errors import ContextTooLong
+from pdserve_engine.model_runner import ModelRunner
+from pdserve_engine.models.config import read_config
+from pdserve_engine.models.decoder import Decoder
+from pdserve_engine.weights import load_weights, model_id
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from pdserve_engine.config import EngineConfig
+    from pdserve_engine.models.config import DecoderConfig
+    from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+
+class Worker:
+    """Loads the model of ``config`` and allocates its KV cache.
+
+    Attributes:
+        layout: of one KV block.
+        num_blocks: blocks of the KV cache.
+        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], contiguous and page-aligned.
+        model_id: hash of configuration and weights.
+        numerics: fingerprint of what decides the bits of a result beside the model.
+        max_model_len: tokens of one request at most.
+        end_token_ids: ids that end an output, from generation_config.json or config.json, in rising order.
+
+    Raises:
+        ModelError, WeightsError: the model cannot be used.
+        NoRoomForCache, ContextTooLong
+    """
+
+    def __init__(self, config: EngineConfig, *, backend: str = "torch") -> None:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        folder = config.model.path
+        model_config = read_config(folder)
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        limit = model_config.max_position_embeddings
+        self.max_model_len = config.model.max_model_len or limit
+        if self.max_model_len > limit:
+            raise ContextTooLong(self.max_model_len, limit)
+        kernels = select_backend(backend)
+        model = Decoder(model_config, load_weights(folder, dtype), kernels, self.max_model_len)
+        self.model_id = model_id(folder)
+        self.numerics = kernels.fingerprint(dtype)
+        self.vocab_size = model_config.vocab_size
+        self.end_token_ids = _end_token_ids(folder)
+        self.layout = _layout(model_config, config.cache.block_size, config.model.dtype)
+        self.num_blocks = kv_memory.num_blocks(config.cache, self.layout)
+        self._kv_bytes = kv_memory.allocate(self.num_blocks, self.layout)
+        self.kv_cache = kv_memory.as_tensor(self._kv_bytes, self.layout)
+        self._runner = ModelRunner(
+            model,
+            self.kv_cache,
+            config.scheduler,
+            max_model_len=self.max_model_len,
+            end_token_ids=self.end_token_ids,
+        )
+
+    def kv_bytes(self) -> npt.NDArray[np.uint8]:
+        """The memory of the KV cache itself, [num_blocks, block_bytes], writable."""
+        return self._kv_bytes
+
+    def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        """Computes one step; steps must not overlap.
+
+        Raises:
+            ContractBroken: the step contradicts the steps before it.
+        """
+        return self._runner.execute_model(scheduler_output)
+
+
+def _layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
+    numbers = model.num_kv_heads * model.num_layers * 2 * block_size * model.head_dim
+    return KVLayout(
+        block_size=block_size,
+        num_layers=model.num_layers,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype,
+        block_bytes=numbers * getattr(torch, dtype).itemsize,
+    )
+
+
+def _end_token_ids(folder: Path) -> tuple[int, ...]:
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file() and (ids := json.loads(path.read_text()).get("eos_token_id")) is not None:
+            return tuple(sorted({ids} if isinstance(ids, int) else set(ids)))
+    return ()

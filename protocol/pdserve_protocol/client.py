@@ -134,11 +134,9 @@ class EngineCoreClient:
                 queue.remove(reply)
 
     def _try_send(self, message: Message) -> bool:
-        try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        # An asyncio socket says through the future, not by raising, that it could not send at once.
+        sent = self._socket.send(encode(message), zmq.NOBLOCK)
+        return not (sent.done() and isinstance(sent.exception(), zmq.Again))
 
     async def _receive(self) -> None:
         while True:

@@ -151,7 +151,7 @@ class AttemptLife:
         """Whether the output can no longer be completed without ``half``.
 
         Once the decode node generates it has the KV, so a prefill node that dies between hand-over and its word about
-        it takes nothing along. Once a half has finished, only positions of the other's that are under way may be missing.
+        it takes nothing along. Once a half has finished, only positions of the other's that are under way are missing.
         """
         if self._finished is not None:
             return not self.open_halves

@@ -8,14 +8,12 @@ import time
 
 import numpy as np
 import pytest
-from support.movers import Inbox, cache_of, mover_pair
-
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.digest import block_digest
 from pdserve_kv_transfer.errors import RegionTooSmall
 from pdserve_kv_transfer.events import (
-    ConnectFailed,
     Connected,
+    ConnectFailed,
     Landed,
     MoverDied,
     RegionFailed,
@@ -26,6 +24,7 @@ from pdserve_kv_transfer.events import (
 )
 from pdserve_kv_transfer.mover import Mover
 from pdserve_kv_transfer.slow import slow
+from support.movers import Inbox, cache_of, mover_pair
 
 BLOCK_BYTES = 8192
 

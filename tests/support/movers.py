@@ -7,7 +7,6 @@ import queue
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-
 from pdserve_kv_transfer.events import Connected, RegionOpened
 from pdserve_kv_transfer.mover import Mover
 from pdserve_kv_transfer.ucx import configure_ucx
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import numpy.typing as npt
-
     from pdserve_kv_transfer.connector import Connector
     from pdserve_protocol.handoff import Region
 

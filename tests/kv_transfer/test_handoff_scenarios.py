@@ -1,0 +1,524 @@
+"""One hand-off after the other through both ends of a link, in simulated time."""
+
+from __future__ import annotations
+
+import pytest
+from pdserve_kv_transfer.effects import (
+    Cancelled,
+    Completed,
+    Ended,
+    Failed,
+    HandedOver,
+    Refused,
+    Unneeded,
+)
+from pdserve_kv_transfer.sender_link import LinkState
+from pdserve_protocol.handoff import Cancel, Done, Grant, NotNeeded, Offer, Sent, State, Stopped
+from support.handoff_world import BLOCK_BYTES, FINAL, World, positions_of
+
+
+def started(world: World, id: str = "a", num_tokens: int = 50, cached: tuple[int, ...] = ()) -> World:
+    """Both halves are there and the offer is on its way."""
+    world.expect(id)
+    world.offer(id, num_tokens, cached=cached)
+    return world
+
+
+def completed(world: World, id: str = "a") -> Completed:
+    (end,) = world.d_ends[id]
+    assert isinstance(end, Completed), end
+    assert world.p_ends[id] == [Ended(id, HandedOver())]
+    return end
+
+
+def drained(world: World) -> None:
+    """Nothing is left of any hand-off on either side."""
+    world.run(2.0)
+    for p_link in world.p_links:
+        assert p_link._sender.describe() == {}
+    for d_link in world.d_links.values():
+        assert d_link._receiver.describe() == {}
+        assert d_link.num_free_slots in (0, world.num_slots)
+
+
+def test_everyday() -> None:
+    world = started(World())
+    world.settle()
+    world.compute("a")
+    world.settle()
+    end = completed(world)
+    assert end.final == FINAL
+    assert (end.num_blocks, end.num_bytes, end.bad_positions) == (4, 4 * BLOCK_BYTES, frozenset())
+    drained(world)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 64, 65])
+@pytest.mark.parametrize("cached", ["none", "first", "middle", "last", "all but one", "all"])
+def test_only_the_missing_positions_are_sent(num_tokens: int, cached: str) -> None:
+    # B04: blocks are matched by position, never by count. B52: nothing to send completes at once.
+    positions = positions_of(num_tokens)
+    caches = {
+        "none": [],
+        "first": positions[:1],
+        "middle": positions[1:-1],
+        "last": positions[-1:],
+        "all but one": positions[:-1],
+        "all": positions,
+    }[cached]
+    world = started(World(), num_tokens=num_tokens, cached=tuple(caches))
+    world.settle()
+    world.compute("a")
+    world.settle()
+    end = completed(world)
+    missing = set(positions) - set(caches)
+    assert end.num_blocks == len(missing)
+    assert world.written_positions.get("a", set()) == missing
+    assert world.granted["a"] == missing
+
+
+def test_chunks_are_pushed_while_the_next_is_computed() -> None:
+    world = started(World(), num_tokens=64)
+    world.settle()
+    world.ready("a", [0, 16])
+    world.settle()
+    assert world.cache["a"].keys() == {0, 16}
+    world.ready("a", [32, 48])
+    world.finish("a")
+    world.settle()
+    completed(world)
+
+
+def test_a_prompt_longer_than_the_region_goes_through_in_windows() -> None:
+    # B15: all pieces once, whatever the length.
+    world = started(World(num_slots=4), num_tokens=16 * 40)
+    world.settle()
+    world.compute("a")
+    world.settle()
+    assert completed(world).num_blocks == 40
+    drained(world)
+
+
+def test_two_long_prompts_share_the_region() -> None:
+    world = World(num_slots=8)
+    started(world, "a", 16 * 20)
+    started(world, "b", 16 * 20)
+    world.settle()
+    # a is not computed yet and cannot keep b from moving.
+    world.compute("b")
+    world.settle()
+    completed(world, "b")
+    world.compute("a")
+    world.settle()
+    completed(world, "a")
+
+
+def test_blocks_computed_before_the_grant_are_written_after_it() -> None:
+    world = started(World())
+    world.compute("a")
+    assert world.flights == []
+    world.settle()
+    completed(world)
+
+
+def test_an_offer_waits_for_the_other_half() -> None:
+    world = World()
+    world.offer("a", 20)
+    world.run(1.0)
+    world.expect("a")
+    world.compute("a")
+    world.settle()
+    completed(world)
+
+
+def test_an_offer_without_its_other_half_is_refused_after_two_seconds() -> None:
+    world = World()
+    world.offer("a", 20)
+    world.run(3.0)
+    assert world.p_ends["a"] == [Ended("a", Refused("no such request"))]
+    # The half comes too late: it ends at once rather than never.
+    world.expect("a")
+    (end,) = world.d_ends["a"]
+    assert isinstance(end, Ended)
+    drained(world)
+
+
+def test_the_engine_refuses() -> None:
+    world = started(World())
+    while not world.wanted:
+        world.step()
+    world.refuse("a")
+    world.settle()
+    assert world.p_ends["a"] == [Ended("a", Refused("does not fit"))]
+    assert world.d_ends["a"] == [Ended("a", Refused("does not fit"))]
+    drained(world)
+
+
+def test_a_receiver_without_room_grants_later() -> None:
+    world = started(World())
+    while not world.wanted:
+        world.step()
+    wanted, world.wanted = world.wanted, {}
+    world.run(20.0)
+    assert world.p_ends["a"] == []
+    world.wanted = wanted
+    world.compute("a")
+    world.settle()
+    assert completed(world).timings.grant_s == pytest.approx(20.0, abs=0.5)
+
+
+def test_no_grant_in_thirty_seconds_ends_both_sides() -> None:
+    world = started(World())
+    while not world.wanted:
+        world.step()
+    world.wanted.clear()
+    world.run(31.0)
+    assert isinstance(world.p_ends["a"][0].outcome, Failed)  # type: ignore[union-attr]
+    assert isinstance(world.d_ends["a"][0].outcome, Failed)  # type: ignore[union-attr]
+    drained(world)
+
+
+def test_the_output_ends_with_the_first_token() -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a", [0])
+    world.not_needed("a")
+    # A write is under way: nothing may be released and the receiver may not reuse the slot.
+    assert world.p_ends["a"] == []
+    world.settle()
+    assert world.p_ends["a"] == [Ended("a", Unneeded())]
+    assert world.d_ends["a"] == [Ended("a", Unneeded())]
+    drained(world)
+
+
+def test_not_needed_before_the_half_arrived_and_before_the_offer() -> None:
+    world = World()
+    world.offer("a", 20)
+    world.not_needed("a")
+    world.settle()
+    world.expect("a")
+    assert world.d_ends["a"] == [Ended("a", Unneeded())]
+    drained(world)
+
+
+def test_client_gone_after_prefill_frees_both_sides_at_once() -> None:
+    # B30: 200 requests whose client leaves right after prefill: nothing stays pinned.
+    world = World()
+    for number in range(200):
+        id = f"r{number}"
+        started(world, id)
+        world.settle()
+        world.ready(id)
+        world.cancel(id)
+        world.settle()
+        assert world.p_ends[id] == [Ended(id, Cancelled())]
+        assert world.d_ends[id] == [Ended(id, Cancelled())]
+    drained(world)
+    assert world.lost == []
+
+
+@pytest.mark.parametrize("phase", ["before the offer", "offered", "granted", "writing", "landing"])
+def test_cancel_in_every_phase(phase: str) -> None:
+    world = World()
+    world.expect("a")
+    if phase != "before the offer":
+        world.offer("a", 50)
+        while not world.wanted:
+            world.step()
+    if phase in ("granted", "writing", "landing"):
+        world.settle()
+    if phase in ("writing", "landing"):
+        world.ready("a")
+    if phase == "landing":
+        while not world.landings:
+            world.step()
+    world.cancel("a")
+    if phase == "landing":
+        assert world.d_ends["a"] == [], "the pass still writes into the cache blocks"
+    world.settle()
+    assert world.d_ends["a"] == [Ended("a", Cancelled())]
+    if phase == "before the offer":
+        world.offer("a", 50)
+        world.settle()
+    (end,) = world.p_ends["a"]
+    assert isinstance(end, Ended)
+    assert isinstance(end.outcome, Cancelled | Failed)
+    drained(world)
+    assert world.lost == []
+
+
+def test_a_cancel_blocks_an_id_that_arrives_after_it() -> None:
+    world = started(World(), "first")
+    world.settle()
+    world.expect("a")
+    world.cancel("a")
+    world.settle()
+    world.offer("a", 20)
+    assert world.p_ends["a"] == [Ended("a", Cancelled())]
+    assert world.network == []
+
+
+def test_slots_of_a_cancelled_hand_off_stay_until_the_sender_has_stopped() -> None:
+    world = started(World(num_slots=8), num_tokens=32)
+    world.settle()
+    world.ready("a")
+    (flight,) = world.flights
+    world.cancel("a")
+    assert world.d_ends["a"] == [Ended("a", Cancelled())], "cache blocks are free at once"
+    while world.network:
+        world.deliver()
+    link = next(iter(world.d_links.values()))
+    assert link.num_free_slots == 6, "the sender still writes"
+    assert world.flights == [flight]
+    world.settle()
+    assert link.num_free_slots == 8
+
+
+def test_a_sender_that_does_not_stop_is_fenced_off() -> None:
+    # B32: bounded, also when the peer is alive but hangs.
+    world = started(World(), num_tokens=32)
+    started(world, "b", 32)
+    world.settle()
+    world.ready("a")
+    world.cancel("a")
+    flights, world.flights = world.flights, []
+    world.run(3.0)
+    assert any("has not stopped" in reason for reason in world.lost)
+    assert [region.fenced for region in world.regions.values()] == [True]
+    assert isinstance(world.d_ends["b"][0], Ended)
+    # Late bytes hit the fenced region only, and the next link has another one.
+    world.flights = flights
+    world.settle()
+    started(world, "c", 32)
+    world.compute("c")
+    world.settle()
+    completed(world, "c")
+
+
+def test_cancel_while_the_sender_dies() -> None:
+    # B32: abort on decode while the prefill node is killed, until the pool would be used up.
+    world = World()
+    for number in range(20):
+        id = f"r{number}"
+        started(world, id)
+        world.settle()
+        world.ready(id)
+        world.start_p()
+        world.cancel(id)
+        world.run(4.0)
+        assert world.d_ends[id] == [Ended(id, Cancelled())]
+    started(world, "z")
+    world.compute("z")
+    world.settle()
+    completed(world, "z")
+
+
+def test_the_sender_dies_in_the_middle() -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a", [0])
+    world.settle()
+    world.start_p()
+    world.run(3.5)
+    (end,) = world.d_ends["a"]
+    assert isinstance(end, Ended)
+    assert isinstance(end.outcome, Failed)
+
+
+def test_a_restarted_sender_is_served_at_once() -> None:
+    # B113: survivors notice by the boot id.
+    world = started(World())
+    world.settle()
+    world.start_p()
+    started(world, "b")
+    world.compute("b")
+    world.settle()
+    completed(world, "b")
+
+
+def test_the_receiver_dies_and_comes_back() -> None:
+    # B113
+    world = started(World())
+    world.settle()
+    world.start_d()
+    world.run(1.0)
+    (end,) = world.p_ends["a"]
+    assert isinstance(end, Ended)
+    assert isinstance(end.outcome, Failed)
+    assert "restarted" in end.outcome.reason
+    started(world, "b")
+    world.compute("b")
+    world.settle()
+    completed(world, "b")
+
+
+def test_a_receiver_that_is_silent_is_lost_in_three_seconds() -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a")
+    world.settle()
+    for _ in range(14):
+        world.advance(0.25)
+        world.network.clear()
+    assert world.p_links[0].state is LinkState.LOST
+    assert isinstance(world.p_ends["a"][0], Ended)
+
+
+def test_aborted_on_the_senders_side() -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a")
+    world.abort("a")
+    assert world.p_ends["a"] == [], "the write under way still reads the blocks"
+    world.settle()
+    assert world.p_ends["a"] == [Ended("a", Failed("aborted"))]
+    assert world.d_ends["a"] == [Ended("a", Failed("the sender stopped: aborted"))]
+    drained(world)
+
+
+@pytest.mark.parametrize("kind", [Offer, Grant, Sent, Done])
+def test_a_lost_message_is_said_again_by_state(kind: type) -> None:
+    world = started(World())
+    started(world, "warm")
+    world.compute("warm")
+    world.settle()
+    world.expect("b")
+    world.offer("b", 50)
+    world.compute("b")
+    lost = 0
+    for _ in range(200):
+        kept = [m for m in world.network if not isinstance(m.body, kind)]
+        lost += len(world.network) - len(kept)
+        world.network = kept
+        if not world.step():
+            world.advance(0.25)
+        if world.d_ends["b"] and world.p_ends["b"]:
+            break
+    assert lost > 0
+    completed(world, "b")
+
+
+@pytest.mark.parametrize("kind", [Cancel, Stopped])
+def test_a_lost_cancel_or_stopped_is_said_again(kind: type) -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a")
+    world.cancel("a")
+    for _ in range(40):
+        world.network = [m for m in world.network if not isinstance(m.body, kind)]
+        if not world.step():
+            world.advance(0.25)
+    assert world.p_ends["a"] == [Ended("a", Cancelled())]
+    drained(world)
+    assert world.lost == []
+
+
+def test_a_lost_not_needed_is_said_again() -> None:
+    world = started(World())
+    world.settle()
+    world.not_needed("a")
+    world.network = [m for m in world.network if not isinstance(m.body, NotNeeded)]
+    world.run(1.0)
+    assert world.d_ends["a"] == [Ended("a", Unneeded())]
+
+
+def test_an_old_state_is_dropped() -> None:
+    world = started(World())
+    world.settle()
+    world.advance(0.5)
+    old = [m for m in world.network if isinstance(m.body, State)]
+    world.compute("a")
+    world.run(2.0)
+    completed(world)
+    world.network += old
+    world.run(1.0)
+    drained(world)
+
+
+def test_a_corrupt_block_is_reported_and_not_used() -> None:
+    world = started(World(), num_tokens=50)
+    world.settle()
+    world.compute("a")
+    while not world.landings:
+        world.step()
+    world.corrupt(slot=min(piece.slot for piece in world.landings[0].pieces.values()))
+    world.settle()
+    end = completed(world)
+    assert len(end.bad_positions) == 1
+    assert end.num_blocks == 3
+    assert not end.bad_positions & world.cache["a"].keys()
+
+
+def test_a_failed_write_breaks_the_link_and_a_new_one_works() -> None:
+    world = started(World())
+    started(world, "waiting")
+    world.settle()
+    world.ready("a")
+    world.fail_write()
+    world.run(1.0)
+    for id in ("a", "waiting"):
+        (end,) = world.p_ends[id]
+        assert isinstance(end, Ended)
+        assert isinstance(end.outcome, Failed)
+    started(world, "b")
+    world.compute("b")
+    world.settle()
+    completed(world, "b")
+    assert isinstance(world.d_ends["a"][0], Ended)
+
+
+def test_a_write_that_never_ends_breaks_the_link() -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a")
+    flights, world.flights = world.flights, []
+    world.run(9.0)
+    world.flights = flights
+    for _ in range(8):
+        world.advance(0.25)
+    assert world.lost
+    assert world.p_ends["a"]
+    world.settle()
+    assert world.d_ends["a"]
+
+
+def test_a_sender_without_progress_is_cancelled_not_fenced() -> None:
+    world = started(World())
+    world.settle()
+    world.run(12.0)
+    assert isinstance(world.d_ends["a"][0], Ended)
+    assert world.p_ends["a"] == [Ended("a", Cancelled())]
+    assert world.lost == []
+    drained(world)
+
+
+def test_the_announced_time_counts_before_the_first_piece() -> None:
+    world = World()
+    world.expect("a")
+    world.offer("a", 50, eta_s=60.0)
+    world.settle()
+    world.run(50.0)
+    assert world.d_ends["a"] == []
+    world.compute("a")
+    world.settle()
+    completed(world)
+
+
+def test_acknowledged_while_idle() -> None:
+    # B40: the last Done is taken without any other traffic, and links keep quiet otherwise.
+    world = started(World())
+    world.settle()
+    world.compute("a")
+    world.settle()
+    assert world.p_ends["a"]
+    world.run(120.0)
+    assert world.lost == []
+    drained(world)
+
+
+def test_a_process_that_was_asleep_does_not_take_its_peer_for_dead() -> None:
+    world = started(World())
+    world.settle()
+    link = next(iter(world.d_links.values()))
+    world.now += 8.0
+    world.do(link, link.tick(world.now))
+    assert world.lost == []

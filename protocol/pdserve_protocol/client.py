@@ -175,8 +175,20 @@ class EngineCoreClient:
 
     async def _keep_alive(self) -> None:
         while True:
-            self._try_send(Hello() if self.info is None else Ping())
+            if self.info is not None:
+                self._try_send(Ping())
+            elif not await self._greet():
+                continue
             await asyncio.sleep(PING_INTERVAL_S)
             if self.info is not None and time.monotonic() - self._last_heard > DEAD_AFTER_S:
                 log.warning("no sign of life from %s for %g s", self.address, DEAD_AFTER_S)
                 self._set_info(None)
+
+    async def _greet(self) -> bool:
+        """Says Hello as soon as there is a connection; False where there was none for a while."""
+        try:
+            async with asyncio.timeout(PING_INTERVAL_S):
+                await self._socket.send(encode(Hello()))
+        except TimeoutError:
+            return False
+        return True

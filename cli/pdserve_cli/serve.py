@@ -1,0 +1,77 @@
+"""``pdserve serve``: one of each (or more) on this machine, serving until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from pdserve_cli.fleet import Fleet, reachable
+from pdserve_cli.openai_api import model_names
+from pdserve_cli.supervise import Interrupted, supervise
+from pdserve_cli.terminal import LogLines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pdserve_cli.commands import FleetConfig
+    from pdserve_cli.fleet import Member
+
+
+async def serve(config: FleetConfig, *, console: Console, log: Console) -> int:
+    """Serves until SIGINT or SIGTERM; 0 then.
+
+    Raises:
+        CliError: a process did not start, or ended by itself.
+    """
+    lines = LogLines(log)
+    status = console.status("starting nodes: reading weights, making room for KV")
+
+    def on_ready(member: Member) -> None:
+        console.print(f"[green]ready[/] {member.name} on {member.where}", highlight=False)
+
+    fleet = Fleet(config, on_line=lines.show, on_ready=on_ready)
+
+    async def work(fleet: Fleet) -> int:
+        names = await model_names(fleet.url)
+        status.stop()
+        console.print(summary(fleet.members))
+        console.print(f"Try it (Ctrl-C here stops all {len(fleet.members)} processes):\n")
+        console.out(curl_example(fleet.url, names[0]) + "\n", highlight=False)
+        raise await fleet.first_end()
+
+    def on_stopping() -> None:
+        status.update("stopping: running requests finish first; Ctrl-C again ends at once")
+        status.start()
+
+    status.start()
+    try:
+        return await supervise(fleet, work, on_stopping=on_stopping)
+    except Interrupted:
+        status.stop()
+        console.print("all processes have stopped")
+        return 0
+    finally:
+        status.stop()
+
+
+def summary(members: list[Member]) -> Table:
+    """Who runs where."""
+    table = Table()
+    for heading in ("process", "address", "pid", "cores", "serves"):
+        table.add_column(heading)
+    for member in members:
+        cores = ", ".join(map(str, member.cores)) or "shared"
+        table.add_row(member.name, member.where, str(member.pid), cores, member.what)
+    return table
+
+
+def curl_example(url: str, model: str) -> str:
+    """A command to paste into a shell."""
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
+    quoted = body.replace("'", "'\\''")
+    return (
+        f"curl -N http://{reachable(url)}/v1/chat/completions \\\n"
+        f"  -H 'Content-Type: application/json' \\\n  -d '{quoted}'"
+    )

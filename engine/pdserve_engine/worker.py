@@ -5,12 +5,12 @@ Owns weights, the memory of the KV cache and the model runner. Knows nothing of 
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import torch
 from pdserve_kernels.select import select_backend
 from pdserve_protocol.node import KVLayout
+from pdserve_text import files
 
 from pdserve_engine import kv_memory
 from pdserve_engine.errors import ContextTooLong
@@ -40,7 +40,7 @@ class Worker:
         model_id: hash of configuration and weights.
         numerics: fingerprint of what decides the bits of a result beside the model.
         max_model_len: tokens of one request at most.
-        end_token_ids: ids that end an output, from generation_config.json or config.json, in rising order.
+        end_token_ids: every id that ends an output, as pdserve_text reads them from the folder, in rising order.
 
     Raises:
         ModelError, WeightsError: the model cannot be used.
@@ -101,8 +101,8 @@ def _layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
 
 
 def _end_token_ids(folder: Path) -> tuple[int, ...]:
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file() and (ids := json.loads(path.read_text()).get("eos_token_id")) is not None:
-            return tuple(sorted({ids} if isinstance(ids, int) else set(ids)))
-    return ()
+    names = (files.GENERATION_CONFIG, files.MODEL_CONFIG, files.TOKENIZER_CONFIG, files.TOKENIZER)
+    contents = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+    added = files.read_json(contents, files.TOKENIZER).get("added_tokens", [])
+    ids = {token["content"]: int(token["id"]) for token in added}
+    return tuple(sorted(files.end_token_ids(contents, ids.get)))

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
 from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pdserve_engine.input_batch import InputBatch
+from pdserve_engine.models.config import read_config
+from pdserve_engine.models.decoder import Decoder
+from pdserve_engine.sampler import SamplerState
 from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
+from pdserve_engine.weights import load_weights
 from pdserve_engine.worker import Worker
+from pdserve_kernels.select import select_backend
 from pdserve_protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -126,3 +133,24 @@ class Driver:
         self._finished.add(sequence.req_id)
         self._free = sequence.block_ids + self._free
         sequence.block_ids, sequence.known = [], False
+
+
+@torch.inference_mode()
+def all_logits(folder: Path, dtype: str, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
+    """Logits [len(token_ids), vocab] after each token, computed in chunks where that is asked."""
+    config = read_config(folder)
+    weights = load_weights(folder, getattr(torch, dtype))
+    model = Decoder(config, weights, select_backend(), config.max_position_embeddings)
+    num_blocks = -(-len(token_ids) // 16)
+    shape = (num_blocks, config.num_kv_heads, config.num_layers, 2, 16, config.head_dim)
+    kv_cache = torch.zeros(shape, dtype=getattr(torch, dtype))
+    size = len(token_ids)
+    batch = InputBatch(max_num_seqs=1, max_num_tokens=size, max_model_len=size, block_size=16)
+    state = SamplerState(SamplingParams(), [], 0, choice=0, vocab_size=config.vocab_size, end_token_ids=[])
+    batch.add("r", token_ids, list(range(num_blocks))[::-1], state)
+    parts = []
+    for start in range(0, size, chunk or size):
+        end = min(start + (chunk or size), size)
+        tokens, metadata = batch.make_step([(batch.get("r"), start, end)])
+        parts.append(model.forward(tokens, metadata, kv_cache, torch.arange(end - start)))
+    return torch.cat(parts)

@@ -1,1 +1,5 @@
-"""pdserve_decode_node."""
+"""The decode node: takes over prompts whose KV was computed elsewhere and generates the rest.
+
+main.py     the `decode-node` command
+policy.py   when to grant
+"""

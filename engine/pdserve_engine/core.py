@@ -57,6 +57,11 @@ class EngineCore:
     def step_in_flight(self) -> bool:
         return self._step is not None
 
+    @property
+    def num_tokens_in_flight(self) -> int:
+        """Tokens that the step in flight computes; 0 without one."""
+        return 0 if self._step is None else self._step[0].total_num_scheduled_tokens
+
     def add_request(self, message: AddRequest, now: float) -> Request:
         """Takes a request, whole or one half, into the scheduler.
 

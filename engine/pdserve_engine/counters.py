@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-Outcome = Literal["stop", "length", "handed_over", "aborted", "failed"]
+Outcome = Literal["stop", "length", "handed_over", "not_needed", "aborted", "failed"]
 
 
 @dataclass(slots=True)
@@ -31,6 +31,7 @@ class EngineCounters:
     requests_stop: int = 0
     requests_length: int = 0
     requests_handed_over: int = 0
+    requests_not_needed: int = 0
     requests_aborted: int = 0
     requests_failed: int = 0
 

@@ -7,6 +7,7 @@ EngineError
 ├── DeviceSetupError    a worker that cannot start as configured
 │   ├── NoRoomForCache  the KV cache would not hold one block
 │   └── ContextTooLong  more positions than the model was made for
+├── UntrustedNetwork    KV would travel off loopback, and nobody has said that the network may see it
 ├── ContractBroken      a step that contradicts what the executor was told before
 └── WrongKV             an entry of the KV cache is not what the sequence says it is (fake executor only)
 """
@@ -54,6 +55,14 @@ class NoRoomForCache(DeviceSetupError):
 class ContextTooLong(DeviceSetupError):
     def __init__(self, max_model_len: int, limit: int) -> None:
         super().__init__(f"max_model_len {max_model_len} exceeds the {limit} positions that the model was made for")
+
+
+class UntrustedNetwork(EngineError):
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"--host {host} lets KV blocks travel off this machine, unencrypted: if the network is trusted, say so "
+            "with --kv-trusted-network"
+        )
 
 
 class ContractBroken(EngineError):

@@ -1,1 +1,5 @@
-"""pdserve_prefill_node."""
+"""The prefill node: computes prompts and first tokens, and hands their KV over.
+
+main.py     the `prefill-node` command
+policy.py   when to offer
+"""

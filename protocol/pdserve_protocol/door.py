@@ -140,13 +140,14 @@ class Door:
             self._authenticator = None
 
 
-def connect_door(context: Any, address: Address, cluster_key: str | None) -> Any:
+def connect_door(context: Any, address: Address, cluster_key: str | None, *, queue: bool = False) -> Any:
     """A DEALER socket of ``context`` (plain or asyncio) to a node's door.
 
-    It queues nothing while there is no connection: a send then raises zmq.Again if it may not block.
+    Args:
+        queue: keep messages while there is no connection; else a send that may not block raises zmq.Again.
     """
     dealer = _new_socket(context, zmq.DEALER, ipv6=":" in address.host)
-    dealer.immediate = True
+    dealer.immediate = not queue
     dealer.reconnect_ivl, dealer.reconnect_ivl_max = 50, 1000
     if cluster_key is not None:
         public, secret = _key_pair(cluster_key)

@@ -1,0 +1,18 @@
+"""When a decode node reserves cache blocks for a prompt that is offered to it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdserve_engine.kv_cache_manager import BlockUsage
+
+
+class GrantWhenRoom:
+    """Grants as long as every running request can still get its next block without preempting anyone.
+
+    A request that is alone is granted whatever it needs: it fits, or it would have been refused.
+    """
+
+    def may_grant(self, num_blocks: int, usage: BlockUsage, num_running: int) -> bool:
+        return usage.free + usage.cached >= num_blocks + num_running or usage.in_use + usage.held == 0

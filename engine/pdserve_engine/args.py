@@ -1,0 +1,129 @@
+"""The command line that both kinds of node share. Flag names follow vLLM's where vLLM has the same thing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from pdserve_protocol.timing import DRAIN_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CLUSTER_KEY_VARIABLE = "PDSERVE_CLUSTER_KEY"
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def memory_size(text: str) -> int:
+    """Bytes of ``512MiB``, ``4GiB``, ``4G`` or a plain number."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 4GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 up."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    return int(text)
+
+
+def port(text: str) -> int:
+    """0 to 65535."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A duration >= 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def parse_node_args(
+    prog: str,
+    description: str,
+    *,
+    default_port: int,
+    max_num_batched_tokens: int,
+    argv: Sequence[str] | None = None,
+) -> argparse.Namespace:
+    """Reads the command line of a node; exits with 2 and one line where it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--version", action="version", version=f"pdserve {version('pdserve')}")
+
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--model",
+        required=True,
+        help="a Hugging Face folder (config.json, safetensors, tokenizer), a GGUF file, or smollm2, the demo model",
+    )
+    model.add_argument("--served-model-name", default=None, help="name in the API; by default the model's own")
+    model.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of weights and KV cache")
+    model.add_argument(
+        "--max-model-len", type=positive, default=None, help="prompt and output tokens at most; by default the model's"
+    )
+
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--max-num-seqs", type=positive, default=64, help="requests that run at the same time")
+    engine.add_argument(
+        "--max-num-batched-tokens",
+        type=positive,
+        default=max_num_batched_tokens,
+        help="tokens computed in one step; longer prompts are computed in chunks of this",
+    )
+    engine.add_argument("--block-size", type=positive, default=16, help="tokens in a KV block; the same on all nodes")
+    engine.add_argument(
+        "--kv-cache-memory",
+        type=memory_size,
+        default=None,
+        metavar="SIZE",
+        help="for example 2GiB; by default a quarter of the free memory, 4 GiB at most",
+    )
+    engine.add_argument(
+        "--threads", type=positive, default=None, help="compute threads; by default one per core this process may use"
+    )
+
+    network = parser.add_argument_group("network")
+    network.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    network.add_argument("--port", type=port, default=default_port, help="0 picks a free one and prints it")
+    network.add_argument(
+        "--advertise-host", default=None, help="address under which peers reach this node, where --host does not say it"
+    )
+    network.add_argument(
+        "--cluster-key",
+        default=os.environ.get(CLUSTER_KEY_VARIABLE),
+        help=f"secret that all processes of the cluster share (or {CLUSTER_KEY_VARIABLE}); needed off loopback",
+    )
+    network.add_argument(
+        "--insecure", action="store_true", help="listen off loopback without a cluster key: anyone may use the node"
+    )
+    network.add_argument(
+        "--kv-trusted-network",
+        action="store_true",
+        help="KV blocks may travel off loopback; the transport under NIXL is neither encrypted nor authenticated",
+    )
+
+    operation = parser.add_argument_group("operation")
+    operation.add_argument(
+        "--drain-timeout",
+        type=seconds,
+        default=DRAIN_TIMEOUT_S,
+        metavar="SECONDS",
+        help="how long running requests may take to finish after SIGTERM",
+    )
+    operation.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
+    return parser.parse_args(argv)

@@ -1,0 +1,244 @@
+"""NodeDoor: the ZMQ thread of a node.
+
+Owns the sockets: one ROUTER for everyone who comes (routers, commands, peers) and one DEALER to each peer we go to.
+Answers pings by itself, so that a busy engine is not taken for dead, and notices who has fallen silent. Everything else
+it hands to the engine loop as an event. Knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import zmq
+from pdserve_protocol.codec import Decoder, Message, encode
+from pdserve_protocol.door import Address, Door, connect_door
+from pdserve_protocol.errors import BadMessage
+from pdserve_protocol.handoff import PeerMessage
+from pdserve_protocol.node import GetStatus, GetTokenizer, Hello, Ping, ResetPrefixCache
+from pdserve_protocol.requests import AbortRequests, AddRequest
+from pdserve_protocol.timing import DEAD_AFTER_S, STATE_INTERVAL_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+NodeHears = Hello | Ping | AddRequest | AbortRequests | GetTokenizer | GetStatus | ResetPrefixCache | PeerMessage
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """The way back to whoever came to our door."""
+
+    identity: bytes
+
+
+Route = Visitor | Address
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message, and the way back to who sent it."""
+
+    route: Route
+    message: NodeHears
+
+
+@dataclass(frozen=True, slots=True)
+class VisitorSilent:
+    """A router has not pinged for too long."""
+
+    visitor: Visitor
+
+
+@dataclass(frozen=True, slots=True)
+class DoorDied:
+    """A fault of ours; nobody can reach us any more."""
+
+    error: BaseException
+
+
+DoorEvent = Arrived | VisitorSilent | DoorDied
+
+
+class NodeDoor:
+    """Binds in the constructor, serves from ``start`` to ``close``. Its methods are for the engine loop's thread."""
+
+    def __init__(self, host: str, port: int, cluster_key: str | None, post: Callable[[DoorEvent], None]) -> None:
+        """Raises PortTaken, AddressError."""
+        self._cluster_key = cluster_key
+        self._post = post
+        self._decoder = Decoder(NodeHears)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._door = Door(self._context, host, port, cluster_key)
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.port = self._door.port
+        self._load = b""
+        self._heard: dict[bytes, float] = {}
+        self._dealers: dict[Address, zmq.Socket[bytes]] = {}
+        self._poller = zmq.Poller()
+        self._orders_out: Any = self._context.socket(zmq.PAIR)
+        self._orders_in: Any = self._context.socket(zmq.PAIR)
+        for end in (self._orders_out, self._orders_in):
+            end.sndhwm = end.rcvhwm = 0
+        self._orders_in.bind("inproc://orders")
+        self._orders_out.connect("inproc://orders")
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+
+    # For the engine loop.
+
+    def start(self, load: Message) -> None:
+        """Begins to serve; ``load`` answers the first pings."""
+        self.set_load(load)
+        self._thread.start()
+
+    def set_load(self, load: Message) -> None:
+        """What pings are answered with from now on."""
+        self._load = encode(load)
+
+    def send(self, route: Route, message: Message) -> None:
+        """Sends without waiting. To an Address it connects first; to a visitor who has left it does nothing."""
+        if isinstance(route, Visitor):
+            self._order(b"visitor", route.identity, encode(message))
+        else:
+            self._order(b"peer", str(route.port).encode(), route.host.encode(), encode(message))
+
+    def broadcast_load(self) -> None:
+        """Tells every router our load without being asked."""
+        self._order(b"broadcast")
+
+    def disconnect(self, address: Address) -> None:
+        """Drops the connection to a peer."""
+        self._order(b"drop", str(address.port).encode(), address.host.encode())
+
+    def close(self) -> None:
+        """Sends what was said, then closes. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._thread.is_alive():
+            self._order(b"close")
+            self._thread.join(CLOSE_S)
+        self._orders_out.close(linger=0)
+        self._door.close()
+        self._context.destroy(linger=0)
+
+    def _order(self, *frames: bytes) -> None:
+        self._orders_out.send_multipart(frames)
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self._post(DoorDied(error))
+        finally:
+            for dealer in self._dealers.values():
+                dealer.close(linger=500)
+            self._orders_in.close(linger=0)
+
+    def _serve(self) -> None:
+        self._poller.register(self._door.socket, zmq.POLLIN)
+        self._poller.register(self._orders_in, zmq.POLLIN)
+        while True:
+            # Silence has to be noticed only while there is someone who could fall silent.
+            ready = dict(self._poller.poll(round(STATE_INTERVAL_S * 1000) if self._heard else None))
+            if self._door.socket in ready:
+                self._receive_visitors()
+            for address, dealer in list(self._dealers.items()):
+                if dealer in ready:
+                    self._receive_peer(address, dealer)
+            if self._orders_in in ready and not self._carry_out_orders():
+                return
+            self._notice_silence()
+
+    def _receive_visitors(self) -> None:
+        while (frames := _receive(self._door.socket)) is not None:
+            message = self._decode(frames[-1]) if len(frames) == 2 else None
+            if message is None:
+                log.warning("a visitor sent something that is no message of this protocol; dropped")
+                continue
+            if not isinstance(message, PeerMessage):
+                self._heard[frames[0]] = time.monotonic()
+            if isinstance(message, Ping):
+                self._answer(frames[0], self._load)
+            else:
+                self._post(Arrived(Visitor(frames[0]), message))
+
+    def _receive_peer(self, address: Address, dealer: zmq.Socket[bytes]) -> None:
+        while (frames := _receive(dealer)) is not None:
+            message = self._decode(frames[-1]) if len(frames) == 1 else None
+            if isinstance(message, PeerMessage):
+                self._post(Arrived(address, message))
+            else:
+                log.warning("%s sent something that is no message between peers; dropped", address)
+
+    def _decode(self, data: bytes) -> Any:
+        try:
+            return self._decoder.decode(data)
+        except BadMessage as error:
+            log.warning("%s", error)
+            return None
+
+    def _carry_out_orders(self) -> bool:
+        """False when the last one was to close."""
+        while (frames := _receive(self._orders_in)) is not None:
+            match frames:
+                case [b"visitor", identity, payload]:
+                    self._answer(identity, payload)
+                case [b"peer", port, host, payload]:
+                    self._dealer(Address(host.decode(), int(port))).send(payload, zmq.NOBLOCK)
+                case [b"drop", port, host]:
+                    self._drop(Address(host.decode(), int(port)))
+                case [b"broadcast"]:
+                    for identity in list(self._heard):
+                        self._answer(identity, self._load)
+                case _:
+                    return False
+        return True
+
+    def _answer(self, identity: bytes, payload: bytes) -> None:
+        try:
+            self._door.socket.send_multipart([identity, payload], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            # Gone. If it was a router, its silence will be noticed.
+
+    def _dealer(self, address: Address) -> zmq.Socket[bytes]:
+        if address not in self._dealers:
+            dealer = connect_door(self._context, address, self._cluster_key, queue=True)
+            self._dealers[address] = dealer
+            self._poller.register(dealer, zmq.POLLIN)
+        return self._dealers[address]
+
+    def _drop(self, address: Address) -> None:
+        dealer = self._dealers.pop(address, None)
+        if dealer is not None:
+            self._poller.unregister(dealer)
+            dealer.close(linger=500)
+
+    def _notice_silence(self) -> None:
+        limit = time.monotonic() - DEAD_AFTER_S
+        for identity in [identity for identity, at in self._heard.items() if at < limit]:
+            del self._heard[identity]
+            self._post(VisitorSilent(Visitor(identity)))
+
+
+def _receive(socket: Any) -> list[bytes] | None:
+    """The next message if there is one."""
+    try:
+        frames: list[bytes] = socket.recv_multipart(zmq.NOBLOCK)
+    except zmq.Again:
+        return None
+    return frames

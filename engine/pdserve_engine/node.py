@@ -1,0 +1,154 @@
+"""Starts a node: command line in, running EngineCoreProc out. The two node rooms differ in what they pass here."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import queue
+import sys
+import uuid
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from pdserve_kv_transfer.connectors import CONNECTORS
+from pdserve_kv_transfer.digest import DIGEST_NAME
+from pdserve_kv_transfer.errors import TransferError
+from pdserve_kv_transfer.mover import Mover
+from pdserve_kv_transfer.ucx import configure_ucx
+from pdserve_protocol.door import check_door, is_loopback
+from pdserve_protocol.errors import ProtocolError
+from pdserve_protocol.node import NodeIdentity, NodeInfo, TokenizerFiles
+from pdserve_text.errors import TextError
+from pdserve_text.tokenizer import load_tokenizer_files, tokenizer_id
+
+from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pdserve_engine.door import NodeDoor
+from pdserve_engine.errors import EngineError, UntrustedNetwork
+from pdserve_engine.llm import build_engine
+from pdserve_engine.models.errors import ModelError
+from pdserve_engine.proc import EngineCoreProc
+from pdserve_engine.weights import resolve_model
+from pdserve_engine.weights.errors import WeightsError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+    from pdserve_kv_transfer.connector import Connector
+    from pdserve_protocol.node import Role
+
+    from pdserve_engine.proc import Event
+    from pdserve_engine.receiving import ReceivePolicy
+    from pdserve_engine.sending import SendPolicy
+
+log = logging.getLogger(__name__)
+
+CONNECTOR_NAMES = ["nixl"]
+
+
+def run_node(
+    role: Role,
+    args: argparse.Namespace,
+    *,
+    send_policy: SendPolicy | None = None,
+    receive_policy: ReceivePolicy | None = None,
+    connectors: Mapping[str, Connector] = CONNECTORS,
+) -> int:
+    """Serves until drained; the exit status: 0, or 2 with one line on stderr where the node cannot be started.
+
+    Args:
+        args: of ``parse_node_args``.
+        connectors: by name; those named in CONNECTOR_NAMES are used.
+    """
+    logging.basicConfig(
+        level=args.log_level.upper(), format=f"%(asctime)s %(levelname)s {role}: %(message)s", stream=sys.stderr
+    )
+    try:
+        proc = build_node(role, args, send_policy=send_policy, receive_policy=receive_policy, connectors=connectors)
+    except (ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError) as error:
+        print(f"{role}-node: {error}", file=sys.stderr)
+        return 2
+    proc.drain_on_signals()
+    info = proc.info
+    print(
+        f"{role}-node ready on {args.host}:{info.port} (model {info.served_model_name}, "
+        f"{info.kv_capacity_tokens // info.identity.layout.block_size} KV blocks)",
+        flush=True,
+    )
+    # What exists now lives as long as the process; the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
+    proc.run()
+    return 0
+
+
+def build_node(
+    role: Role,
+    args: argparse.Namespace,
+    *,
+    send_policy: SendPolicy | None = None,
+    receive_policy: ReceivePolicy | None = None,
+    connectors: Mapping[str, Connector] = CONNECTORS,
+) -> EngineCoreProc:
+    """Wires a node; nothing runs yet but the mover, which sleeps.
+
+    Raises:
+        ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError: told to the operator.
+    """
+    check_door(args.host, args.cluster_key, args.insecure)
+    if not args.kv_trusted_network and not is_loopback(args.host):
+        raise UntrustedNetwork(args.host)
+    configure_ucx(args.host)
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    # The port is taken first: that it is not free should not be learnt after loading a model.
+    door = NodeDoor(args.host, args.port, args.cluster_key, inbox.put)
+    try:
+        folder = resolve_model(args.model)
+        core, worker = build_engine(
+            EngineConfig(
+                model=ModelConfig(path=folder, dtype=args.dtype, max_model_len=args.max_model_len),
+                cache=CacheConfig(block_size=args.block_size, memory_bytes=args.kv_cache_memory),
+                scheduler=SchedulerConfig(
+                    max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens
+                ),
+                num_threads=args.threads,
+            )
+        )
+        files = load_tokenizer_files(folder)
+        tokenizer = TokenizerFiles(tokenizer_id=tokenizer_id(files), files=files)
+        mover = Mover(worker.kv_bytes(), inbox.put, connectors=connectors)
+    except BaseException:
+        door.close()
+        raise
+    for name in CONNECTOR_NAMES:
+        mover.prepare(name)
+    info = NodeInfo(
+        identity=NodeIdentity(
+            boot_id=uuid.uuid4().hex,
+            role=role,
+            model_id=worker.model_id,
+            tokenizer_id=tokenizer.tokenizer_id,
+            numerics=worker.numerics,
+            layout=worker.layout,
+            digest=DIGEST_NAME,
+            connectors=CONNECTOR_NAMES,
+        ),
+        served_model_name=args.served_model_name or args.model.rstrip("/").rpartition("/")[2],
+        port=door.port,
+        advertise_host=args.advertise_host,
+        max_model_len=worker.max_model_len,
+        kv_capacity_tokens=worker.num_blocks * worker.layout.block_size,
+        vocab_size=worker.vocab_size,
+        software=f"pdserve {version('pdserve')}",
+    )
+    return EngineCoreProc(
+        core,
+        mover,
+        door,
+        inbox,
+        info,
+        tokenizer,
+        send_policy=send_policy,
+        receive_policy=receive_policy,
+        drain_timeout_s=args.drain_timeout,
+    )

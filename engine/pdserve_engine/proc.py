@@ -1,0 +1,393 @@
+"""EngineCoreProc: the event loop of a node process.
+
+One thread owns the scheduler, the KV cache manager and the hand-off state machines, and blocks on one inbox: messages
+from the door, the end of a step, what the mover did. A step runs on the worker's thread meanwhile, so that offers are
+granted and aborts are heeded while it computes. There is nothing here to lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pdserve_kv_transfer.events import MoverDied, MoverEvent
+from pdserve_kv_transfer.link import stale_boot
+from pdserve_protocol.handoff import PeerMessage
+from pdserve_protocol.node import (
+    GetStatus,
+    GetTokenizer,
+    Hello,
+    NodeInfo,
+    NodeLoad,
+    NodeStatus,
+    PrefixCacheReset,
+    ResetPrefixCache,
+    TokenizerFiles,
+)
+from pdserve_protocol.outputs import Aborted, Failed, Outputs, RequestOutput
+from pdserve_protocol.requests import AbortRequests, AddRequest
+
+from pdserve_engine.door import Arrived, DoorDied, DoorEvent, VisitorSilent
+from pdserve_engine.errors import RequestRejected
+from pdserve_engine.receiving import Receiving, transfer_proof
+from pdserve_engine.sending import Sending
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+    from types import FrameType
+
+    from pdserve_kv_transfer.mover import Mover
+    from pdserve_protocol.outputs import ErrorCode
+
+    from pdserve_engine.core import EngineCore
+    from pdserve_engine.door import NodeDoor, Route, Visitor
+    from pdserve_engine.receiving import ReceivePolicy
+    from pdserve_engine.scheduler import StepResult
+    from pdserve_engine.scheduler_output import ModelRunnerOutput
+    from pdserve_engine.sending import SendPolicy
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+MAX_OPEN_REQUESTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """The step in flight is over, well or not."""
+
+    future: Future[ModelRunnerOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Finish what is here, take nothing new, end."""
+
+
+Event = DoorEvent | MoverEvent | StepDone | Drain
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that has not had its terminal message: who is told, and until when it may take."""
+
+    owner: Route
+    deadline: float
+    timeout_s: float
+    has_output: bool = False
+
+
+class EngineCoreProc:
+    """A node. ``run`` returns when it has been drained.
+
+    Args:
+        inbox: where door and mover post their events.
+        send_policy, receive_policy: None where this node does not hand over, or does not take over.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        mover: Mover,
+        door: NodeDoor,
+        inbox: queue.SimpleQueue[Event],
+        info: NodeInfo,
+        tokenizer: TokenizerFiles,
+        *,
+        send_policy: SendPolicy | None,
+        receive_policy: ReceivePolicy | None,
+        drain_timeout_s: float,
+    ) -> None:
+        identity = info.identity
+        self.core = core
+        self.info = info
+        self.inbox = inbox
+        self._mover = mover
+        self._door = door
+        self._tokenizer = tokenizer
+        self._drain_timeout_s = drain_timeout_s
+        self._hands_over = send_policy is not None
+        self._takes_over = receive_policy is not None
+        self._sending = Sending(core, mover, door, identity, send_policy, self._emit)
+        self._receiving = Receiving(core, mover, door, identity, receive_policy, self._emit, self._on_result)
+        self._open: dict[str, _Open] = {}
+        self._outbox: defaultdict[Route, list[RequestOutput]] = defaultdict(list)
+        self._started_at = time.monotonic()
+        self._ticked_at = self._started_at
+        self._step_began_at = 0.0
+        self._drain_deadline: float | None = None
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def drain_on_signals(self) -> None:
+        """SIGTERM and SIGINT drain; a second one ends the process at once."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self._drain_deadline is not None:
+            raise SystemExit(1)
+        self.inbox.put(Drain())
+
+    def run(self) -> None:
+        """Serves until drained. Raises what has killed the door, the mover or the loop itself."""
+        self._door.start(self._load())
+        try:
+            while not self._drained():
+                self._turn()
+        finally:
+            self._door.close()
+            self._mover.close()
+            self.core.close()
+
+    def _turn(self) -> None:
+        """Everything that has happened, then the next step, then one message to each router that has to hear of it."""
+        events = self._wait()
+        now = time.monotonic()
+        for event in events:
+            self._handle(event, now)
+        if now - self._ticked_at >= TICK_S:
+            self._tick(now)
+        self._receiving.grant_waiting(now)
+        self._begin_step(now)
+        self._flush()
+
+    def _wait(self) -> list[Event]:
+        is_active = bool(
+            self._open or self._drain_deadline is not None or self._sending.is_active() or self._receiving.is_active()
+        )
+        events: list[Event] = []
+        try:
+            events.append(self.inbox.get(timeout=TICK_S if is_active else None))
+            while True:
+                events.append(self.inbox.get_nowait())
+        except queue.Empty:
+            return events
+
+    def _handle(self, event: Event, now: float) -> None:
+        match event:
+            case Arrived(route=route, message=message):
+                self._on_message(route, message, now)
+            case StepDone(future=future):
+                self._on_step_done(future, now)
+            case VisitorSilent(visitor=visitor):
+                self._on_silence(visitor, now)
+            case Drain():
+                self._begin_drain(now)
+            case DoorDied(error=error) | MoverDied(error=error):
+                raise error
+            case _:
+                self._sending.on_mover_event(event, now)
+                self._receiving.on_mover_event(event, now)
+
+    def _tick(self, now: float) -> None:
+        self._ticked_at = now
+        self._sending.tick(now)
+        self._receiving.tick(now)
+        for id in [id for id, open in self._open.items() if open.deadline < now]:
+            message = f"not finished within {self._open[id].timeout_s:g} s"
+            self._end(id, Failed(code="deadline", message=message), now)
+        if self._drain_deadline is not None and now > self._drain_deadline:
+            for id in list(self._open):
+                self._end(id, Failed(code="draining", message="the node is shutting down"), now)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def _begin_step(self, now: float) -> None:
+        future = self.core.begin_step(now)
+        if future is None:
+            return
+        self._step_began_at = now
+        future.add_done_callback(lambda done: self.inbox.put(StepDone(done)))
+        self._sending.offer_scheduled(now)
+
+    def _on_step_done(self, future: Future[ModelRunnerOutput], now: float) -> None:
+        num_tokens = self.core.num_tokens_in_flight
+        results = self.core.finish_step(future, now)
+        if error := future.exception():
+            log.error("a step failed and with it %d requests", len(results), exc_info=error)
+        for result in results:
+            self._on_result(result)
+        self._sending.observe_step(num_tokens, now - self._step_began_at)
+        self._sending.on_results(results, now)
+
+    def _on_result(self, result: StepResult) -> None:
+        """Makes the output of what a step did for a request."""
+        request = result.request
+        if not result.new_token_ids and result.finish is None:
+            return
+        open = self._open.get(request.request_id)
+        if open is None:
+            return
+        position, token_ids, logprobs = result.position, result.new_token_ids, result.logprobs
+        takeover = self._receiving.takeover(request.request_id)
+        if takeover is not None:
+            final = takeover.completed.final
+            if takeover.position < position:
+                token_ids = final.token_ids[takeover.position : position] + token_ids
+                position = takeover.position
+                if final.logprobs is not None:
+                    logprobs = [*final.logprobs, *(logprobs or [])]
+        computed_first = takeover is None and not open.has_output and bool(result.new_token_ids)
+        open.has_output = True
+        self._emit(
+            RequestOutput(
+                id=request.request_id,
+                position=position,
+                token_ids=token_ids,
+                logprobs=logprobs,
+                end=result.finish,
+                prefill=request.prefill_proof() if computed_first else None,
+                transfer=transfer_proof(takeover, request) if takeover is not None else None,
+            )
+        )
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def _on_message(self, route: Route, message: object, now: float) -> None:
+        match message:
+            case PeerMessage():
+                self._on_peer_message(route, message, now)
+            case AddRequest():
+                self._on_add(route, message, now)
+            case AbortRequests(ids=ids):
+                for id in ids:
+                    if id in self._open and self._open[id].owner == route:
+                        self._end(id, Aborted(), now)
+            case Hello():
+                self._door.send(route, self.info)
+            case GetTokenizer():
+                self._door.send(route, self._tokenizer)
+            case GetStatus():
+                self._door.send(route, self._status())
+            case ResetPrefixCache():
+                forgotten, left = self.core.scheduler.reset_prefix_cache()
+                self._door.send(route, PrefixCacheReset(blocks_forgotten=forgotten, blocks_left=left))
+
+    def _on_peer_message(self, route: Route, message: PeerMessage, now: float) -> None:
+        stale = stale_boot(self.info.identity.boot_id, message)
+        if stale is not None:
+            self._door.send(route, stale)
+        elif message.to_boot != self.info.identity.boot_id:
+            return
+        elif message.from_sender and self._takes_over:
+            self._receiving.on_peer_message(route, message, now)
+        elif not message.from_sender and self._hands_over:
+            self._sending.on_peer_message(message, now)
+
+    def _on_add(self, route: Route, message: AddRequest, now: float) -> None:
+        refusal = self._refusal(message)
+        if refusal is None:
+            try:
+                request = self.core.add_request(message, now)
+            except RequestRejected as error:
+                refusal = (error.code, error.message)
+        if refusal is not None:
+            log.info("request %s (client %s) refused: %s", message.id, message.client_id, refusal[1])
+            failed = Failed(code=refusal[0], message=refusal[1])
+            self._outbox[route].append(RequestOutput(id=message.id, position=len(message.output_token_ids), end=failed))
+            return
+        self._open[message.id] = _Open(route, now + message.timeout_s, message.timeout_s)
+        if message.send_to is not None:
+            self._sending.accept(request, message.send_to)
+        if message.receive_from is not None:
+            self._receiving.accept(request, message.receive_from, now)
+
+    def _refusal(self, message: AddRequest) -> tuple[ErrorCode, str] | None:
+        """Why the request is not even given to the engine."""
+        if message.boot_id != self.info.identity.boot_id:
+            return "stale_boot", "the node has restarted"
+        if self._drain_deadline is not None:
+            return "draining", "the node is shutting down"
+        if len(self._open) >= MAX_OPEN_REQUESTS:
+            return "overloaded", f"the node has {MAX_OPEN_REQUESTS} requests"
+        if message.send_to is not None and not self._hands_over:
+            return "bad_request", f"a {self.info.identity.role} node does not hand over"
+        if message.receive_from is not None and not self._takes_over:
+            return "bad_request", f"a {self.info.identity.role} node does not take over"
+        return None
+
+    # ---- ends ------------------------------------------------------------------------------------------------------
+
+    def _end(self, id: str, end: Aborted | Failed, now: float) -> None:
+        """Ends an open request of ours for a reason of ours."""
+        if not isinstance(end, Aborted):
+            log.warning("request %s failed: %s", id, end.message)
+        request = self.core.abort(id, now, "aborted" if isinstance(end, Aborted) else "failed")
+        reason = "aborted" if isinstance(end, Aborted) else end.message
+        self._sending.abort(id, reason, now)
+        self._receiving.abort(id, now)
+        assert request is not None, f"{id} is open and not known to the scheduler"
+        self._emit(RequestOutput(id=id, position=request.num_output_tokens, end=end))
+
+    def _on_silence(self, visitor: Visitor, now: float) -> None:
+        ids = [id for id, open in self._open.items() if open.owner == visitor]
+        if ids:
+            log.warning("a router is silent; ending its %d requests", len(ids))
+        for id in ids:
+            self._end(id, Aborted(), now)
+        self._outbox.pop(visitor, None)
+
+    def _emit(self, output: RequestOutput) -> None:
+        """Queues an output for its router. The terminal one is the last."""
+        open = self._open.get(output.id)
+        if open is None:
+            return
+        self._outbox[open.owner].append(output)
+        if output.end is not None:
+            del self._open[output.id]
+
+    def _flush(self) -> None:
+        self._door.set_load(self._load())
+        for route, outputs in self._outbox.items():
+            self._door.send(route, Outputs(outputs=outputs))
+        self._outbox.clear()
+
+    # ---- the end of the node ---------------------------------------------------------------------------------------
+
+    def _begin_drain(self, now: float) -> None:
+        if self._drain_deadline is None:
+            log.info("draining: %d requests, %g s at most", len(self._open), self._drain_timeout_s)
+            self._drain_deadline = now + self._drain_timeout_s
+            self._door.set_load(self._load())
+            self._door.broadcast_load()
+
+    def _drained(self) -> bool:
+        return self._drain_deadline is not None and not self._open and not self.core.step_in_flight
+
+    # ---- what we say of ourselves ----------------------------------------------------------------------------------
+
+    def _load(self) -> NodeLoad:
+        scheduler = self.core.scheduler
+        usage = scheduler.usage()
+        return NodeLoad(
+            boot_id=self.info.identity.boot_id,
+            draining=self._drain_deadline is not None,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting + scheduler.num_waiting_for_kv,
+            handoffs=self._sending.num_open + self._receiving.num_open,
+            blocks_total=usage.total,
+            blocks_free=usage.free,
+            blocks_cached=usage.cached,
+            blocks_held=usage.held,
+            blocks_in_use=usage.in_use,
+        )
+
+    def _status(self) -> NodeStatus:
+        counters = self.core.counters.as_dict() | {
+            "blocks_landed": self._receiving.blocks_landed,
+            "bytes_landed": self._receiving.bytes_landed,
+            "digest_mismatches": self._receiving.digest_mismatches,
+        }
+        return NodeStatus(
+            info=self.info,
+            load=self._load(),
+            uptime_s=time.monotonic() - self._started_at,
+            counters=counters,
+            peers=self._sending.peers() | self._receiving.peers(),
+        )

@@ -1,0 +1,307 @@
+"""Receiving: hand-offs to this node, joined to the scheduler.
+
+Turns the effects of the receiver links into reservations, landing passes and requests that are ready to run. Blocks
+into which a landing pass copies are retained, so that a request may end at any moment.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from pdserve_kv_transfer.effects import (
+    Cancelled,
+    Completed,
+    Ended,
+    Failed as HandoffFailed,
+    FenceRegion,
+    Land,
+    LinkLost,
+    NeedRegion,
+    Refused,
+    Transmit,
+    Unneeded,
+    WantBlocks,
+)
+from pdserve_kv_transfer.events import Landed, RegionFailed, RegionOpened
+from pdserve_kv_transfer.receiver_link import ReceiverLink, ReceiverLinkState
+from pdserve_protocol.outputs import Aborted, Failed, RequestOutput, TransferProof
+from pdserve_protocol.timing import REMEMBER_ENDED_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pdserve_kv_transfer.effects import Effect
+    from pdserve_kv_transfer.events import MoverEvent
+    from pdserve_kv_transfer.mover import Mover
+    from pdserve_protocol.handoff import PeerMessage
+    from pdserve_protocol.node import NodeIdentity
+    from pdserve_protocol.requests import ReceiveFrom
+
+    from pdserve_engine.core import EngineCore
+    from pdserve_engine.door import NodeDoor, Route
+    from pdserve_engine.kv_cache_manager import BlockUsage
+    from pdserve_engine.request import Request
+    from pdserve_engine.scheduler import StepResult
+
+log = logging.getLogger(__name__)
+
+
+class ReceivePolicy(Protocol):
+    """When a node grants."""
+
+    def may_grant(self, num_blocks: int, usage: BlockUsage, num_running: int) -> bool:
+        """Whether a hand-off that needs up to ``num_blocks`` blocks may have them now.
+
+        Offers are asked about in the order of their arrival, again whenever blocks may have come free; a later one
+        never overtakes.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """One hand-off to here. ``landing``: position -> block of landing passes under way."""
+
+    request: Request
+    link: _Link
+    landing: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class _Link:
+    machine: ReceiverLink
+    key: str
+    route: Route | None = None
+    used_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Takeover:
+    """What came with a transfer and has to be told with the request's first output."""
+
+    completed: Completed
+    transport: str
+    exact: bool
+    position: int
+
+
+class Receiving:
+    """All hand-offs to this node. Every method runs on the engine loop and takes the loop's time."""
+
+    def __init__(
+        self,
+        core: EngineCore,
+        mover: Mover,
+        door: NodeDoor,
+        identity: NodeIdentity,
+        policy: ReceivePolicy | None,
+        emit: Callable[[RequestOutput], None],
+        on_result: Callable[[StepResult], None],
+    ) -> None:
+        self._core = core
+        self._mover = mover
+        self._door = door
+        self._identity = identity
+        self._policy = policy
+        self._emit = emit
+        self._on_result = on_result
+        self._block_size = identity.layout.block_size
+        self._incoming: dict[str, _Incoming] = {}
+        self._links: dict[str, _Link] = {}
+        self._wanting: deque[str] = deque()
+        self._takeovers: dict[str, Takeover] = {}
+        self.digest_mismatches = 0
+        self.blocks_landed = 0
+        self.bytes_landed = 0
+
+    @property
+    def num_open(self) -> int:
+        return len(self._incoming)
+
+    def is_active(self) -> bool:
+        """Whether time matters: there are links to keep alive or hand-offs to wait for."""
+        return bool(self._links)
+
+    def peers(self) -> dict[str, str]:
+        """Boot id -> state of the link, for operators."""
+        return {boot: f"receiving, {link.machine.state.name.lower()}" for boot, link in self._links.items()}
+
+    # ---- requests --------------------------------------------------------------------------------------------------
+
+    def accept(self, request: Request, receive_from: ReceiveFrom, now: float) -> None:
+        """A request of ours waits for its KV."""
+        link = self._link_from(receive_from.boot_id, now)
+        self._incoming[request.request_id] = _Incoming(request, link)
+        self._apply(link, link.machine.expect(request.request_id, now), now)
+
+    def abort(self, request_id: str, now: float) -> None:
+        """The request has ended here; if its hand-off is open that ends too."""
+        self._takeovers.pop(request_id, None)
+        incoming = self._incoming.get(request_id)
+        if incoming is not None:
+            self._apply(incoming.link, incoming.link.machine.cancel(request_id, now), now)
+
+    def grant_waiting(self, now: float) -> None:
+        """Grants in order of arrival as long as there is room. Call whenever blocks may have come free."""
+        scheduler = self._core.scheduler
+        while self._wanting:
+            id = self._wanting[0]
+            incoming = self._incoming.get(id)
+            if incoming is None or id not in scheduler.requests:
+                self._wanting.popleft()
+                continue
+            assert self._policy is not None, "accepted without a policy"
+            num_blocks = scheduler.kv.blocks_for(incoming.request.num_tokens + 1)
+            if not self._policy.may_grant(num_blocks, scheduler.usage(), scheduler.num_running):
+                return
+            needed = scheduler.reserve(id)
+            if needed is None:
+                return
+            self._wanting.popleft()
+            positions = [index * self._block_size for index in needed]
+            self._apply(incoming.link, incoming.link.machine.grant(id, positions, now), now)
+
+    def takeover(self, request_id: str) -> Takeover | None:
+        """What the request's first output has to tell beside its own tokens; once."""
+        return self._takeovers.pop(request_id, None)
+
+    # ---- links -----------------------------------------------------------------------------------------------------
+
+    def on_peer_message(self, route: Route, message: PeerMessage, now: float) -> None:
+        """A message of a sender."""
+        link = self._link_from(message.from_boot, now)
+        link.route = route
+        self._apply(link, link.machine.on_peer_message(message, now), now)
+
+    def on_mover_event(self, event: MoverEvent, now: float) -> None:
+        """What the mover did for one of our links; events of other links say nothing."""
+        match event:
+            case RegionOpened(peer=key, region=region):
+                link = self._by_key(key)
+                if link is not None:
+                    self._apply(link, link.machine.region_ready(region, now), now)
+            case RegionFailed(peer=key, reason=reason):
+                link = self._by_key(key)
+                if link is not None:
+                    log.error("no landing region for %s: %s", key, reason)
+                    self._apply(link, link.machine.region_failed(reason, now), now)
+            case Landed(peer=key, id=id, ok=ok, bad=bad, seconds=seconds, num_bytes=num_bytes):
+                landing = self._incoming[id].landing
+                self._core.scheduler.kv.release([landing.pop(position) for position in ok | bad])
+                self.digest_mismatches += len(bad)
+                self.blocks_landed += len(ok)
+                self.bytes_landed += num_bytes
+                link = self._incoming[id].link
+                self._apply(link, link.machine.on_landed(id, ok, bad, seconds, now), now)
+
+    def tick(self, now: float) -> None:
+        """Lets deadlines pass and forgets links that have long been over."""
+        for boot, link in list(self._links.items()):
+            self._apply(link, link.machine.tick(now), now)
+            if link.machine.open_ids:
+                link.used_at = now
+            if link.machine.state is ReceiverLinkState.IDLE and now - link.used_at > REMEMBER_ENDED_S:
+                del self._links[boot]
+
+    def _link_from(self, boot: str, now: float) -> _Link:
+        link = self._links.get(boot)
+        if link is None:
+            link = self._links[boot] = _Link(ReceiverLink(self._identity, boot), f"from/{boot}")
+        link.used_at = now
+        return link
+
+    def _by_key(self, key: str) -> _Link | None:
+        return self._links.get(key.removeprefix("from/"))
+
+    def _apply(self, link: _Link, effects: Iterable[Effect], now: float) -> None:
+        for effect in effects:
+            match effect:
+                case Transmit(message=message):
+                    if link.route is not None:
+                        self._door.send(link.route, message)
+                case NeedRegion(connector=connector):
+                    self._mover.open_region(link.key, connector)
+                case FenceRegion():
+                    self._mover.fence(link.key)
+                case WantBlocks(id=id, num_tokens=num_tokens):
+                    self._want(link, id, num_tokens, now)
+                case Land(id=id, pieces=pieces):
+                    self._land(link, id, {position: (p.slot, p.digest) for position, p in pieces.items()})
+                case Completed():
+                    self._complete(link, effect, now)
+                case Ended(id=id, outcome=outcome):
+                    self._end(id, outcome, now)
+                case LinkLost(reason=reason):
+                    log.warning("link from %s lost: %s", link.key, reason)
+                case _:
+                    raise AssertionError(f"a receiver link has no effect {effect}")
+
+    def _want(self, link: _Link, id: str, num_tokens: int, now: float) -> None:
+        known = self._incoming[id].request.num_tokens
+        if known != num_tokens:
+            reason = f"the two halves differ: {num_tokens} tokens offered, {known} expected"
+            self._apply(link, link.machine.refuse(id, reason, now), now)
+            return
+        self._wanting.append(id)
+        self.grant_waiting(now)
+
+    def _land(self, link: _Link, id: str, pieces: Mapping[int, tuple[int, bytes]]) -> None:
+        blocks = self._core.scheduler.block_ids(id)
+        into = {position: blocks[position // self._block_size] for position in pieces}
+        self._core.scheduler.kv.retain(list(into.values()))
+        self._incoming[id].landing.update(into)
+        self._mover.land(
+            link.key, id, [(position, slot, into[position], digest) for position, (slot, digest) in pieces.items()]
+        )
+
+    def _complete(self, link: _Link, completed: Completed, now: float) -> None:
+        request = self._incoming.pop(completed.id).request
+        # Until single blocks can be sent again, one bad block means that all is computed here.
+        num_computed = request.num_cached_tokens if completed.bad_positions else request.num_tokens
+        self._takeovers[completed.id] = Takeover(
+            completed, link.machine.connector or "", link.machine.exact, request.num_output_tokens
+        )
+        if completed.bad_positions:
+            log.error("request %s: %d blocks arrived corrupt; recomputing", completed.id, len(completed.bad_positions))
+        result = self._core.scheduler.kv_arrived(completed.id, completed.final.token_ids, num_computed, now)
+        if result is not None:
+            self._on_result(result)
+
+    def _end(self, id: str, outcome: object, now: float) -> None:
+        """The hand-off is over without KV; so is the request, unless it ended before."""
+        del self._incoming[id]
+        match outcome:
+            case Unneeded():
+                # The other half has finished the request with its first token.
+                request, end = self._core.abort(id, now, "not_needed"), Aborted()
+            case Cancelled():
+                request, end = self._core.abort(id, now), Aborted()
+            case Refused(reason=reason) | HandoffFailed(reason=reason):
+                request, failed = self._core.abort(id, now, "failed"), Failed(code="handoff", message=reason)
+                if request is not None:
+                    self._emit(RequestOutput(id=id, position=request.num_output_tokens, end=failed))
+                return
+            case _:
+                raise AssertionError(f"no outcome: {outcome}")
+        if request is not None:
+            self._emit(RequestOutput(id=id, position=request.num_output_tokens, end=end))
+
+
+def transfer_proof(takeover: Takeover, request: Request) -> TransferProof:
+    """The proof, once the request has been scheduled."""
+    timings = takeover.completed.timings
+    return TransferProof(
+        transport=takeover.transport,
+        exact=takeover.exact,
+        blocks=takeover.completed.num_blocks,
+        bytes=takeover.completed.num_bytes,
+        cached_tokens=request.num_cached_tokens,
+        recomputed_tokens=request.num_recomputed,
+        grant_s=timings.grant_s,
+        transfer_s=timings.transfer_s,
+        landing_s=timings.landing_s,
+        admission_s=request.admission_s,
+    )

@@ -1,0 +1,20 @@
+"""A prefill node whose KV writes wait until a file exists: slow_prefill_node.py GATE [prefill-node arguments]."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from pdserve_engine.args import parse_node_args
+from pdserve_engine.node import run_node
+from pdserve_kv_transfer.connectors import CONNECTORS
+from pdserve_kv_transfer.slow import slow
+from pdserve_prefill_node.policy import OfferWhenScheduled
+
+if __name__ == "__main__":
+    gate = Path(sys.argv[1])
+    args = parse_node_args(
+        "prefill-node", "held back", default_port=7001, max_num_batched_tokens=2048, argv=sys.argv[2:]
+    )
+    connectors = {name: slow(connector, gate=gate.exists) for name, connector in CONNECTORS.items()}
+    sys.exit(run_node("prefill", args, send_policy=OfferWhenScheduled(), connectors=connectors))

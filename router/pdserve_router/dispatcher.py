@@ -60,21 +60,25 @@ class Attempt:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def next(self) -> Progress:
-        """The next tokens, or the end.
+    def poll(self) -> Progress | None:
+        """The next tokens, or the end; None where ``wait`` is what there is to do.
 
         Raises:
             RouterError: the attempt failed.
         """
-        while True:
-            while self._inbox:
-                half, item = self._inbox.popleft()
-                if isinstance(item, RouterError):
-                    self.life.on_lost(half, item)
-                    continue
-                progress = self.life.on_output(half, item)
-                if progress.token_ids or progress.finished is not None:
-                    return progress
+        while self._inbox:
+            half, item = self._inbox.popleft()
+            if isinstance(item, RouterError):
+                self.life.on_lost(half, item)
+                continue
+            progress = self.life.on_output(half, item)
+            if progress.token_ids or progress.finished is not None:
+                return progress
+        return None
+
+    async def wait(self) -> None:
+        """Until a node has said something. The caller sets the deadline."""
+        if not self._inbox:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 

@@ -95,7 +95,7 @@ class AttemptLife:
             self.ended = self.completed = True
             progress = Progress(progress.token_ids, progress.logprobs, self._finished)
         elif not self.open_halves:
-            self._fail(half, "internal", f"all halves ended at token {self._next} without a complete output")
+            self._fail(half, "internal", f"all halves ended after {self._next} tokens, before the output was complete")
         return progress
 
     def on_lost(self, half: Half, error: RouterError) -> None:
@@ -144,7 +144,10 @@ class AttemptLife:
                 if self._needed(half):
                     self._fail(half, code, message)
             case Aborted():
-                if self._needed(half):
+                # A decode node also ends this way when the first token was the last; who knows is the prefill node,
+                # whose word may come later.
+                waits = half is Half.DECODE and Half.PREFILL in self.open_halves and not self._decode_speaks
+                if self._needed(half) and not waits:
                     self._fail(half, "internal", "the node aborted the request on its own")
 
     def _needed(self, half: Half) -> bool:

@@ -84,10 +84,10 @@ class RouterMetrics:
             self._count_prompt(first_side, cached=cached, computed=num_prompt_tokens - cached)
         if proof.transport is not None:
             cached, recomputed = proof.cached_tokens.decode or 0, proof.tokens_recomputed
-            transferred = max(num_prompt_tokens - cached - recomputed, 0)
+            transferred = num_prompt_tokens - cached - recomputed
             self._count_prompt("decode", cached=cached, recomputed=recomputed, transferred=transferred)
-        self.bytes_moved.inc(proof.bytes_moved)
-        self.blocks_moved.inc(proof.blocks_moved)
+        self.bytes_moved.inc(max(proof.bytes_moved, 0))
+        self.blocks_moved.inc(max(proof.blocks_moved, 0))
         if not proof.exact:
             self.inexact.inc()
 
@@ -97,7 +97,8 @@ class RouterMetrics:
 
     def _count_prompt(self, side: str, **sources: int) -> None:
         for source, count in sources.items():
-            self.prompt_tokens.labels(side, source).inc(count)
+            # A node's numbers are foreign: nonsense among them must not fail the request.
+            self.prompt_tokens.labels(side, source).inc(max(count, 0))
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"pdserve_router_{name}", text, registry=self._registry, buckets=buckets)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -22,11 +22,10 @@ from pdserve_router.trace import RequestTrace
 from pdserve_router.validate import check_token_ids, parse_chat, parse_completion, sampling_params
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from pdserve_protocol.outputs import FinishReason
 
     from pdserve_router.dispatcher import Attempt, Dispatcher
+    from pdserve_router.lifecycle import Progress
     from pdserve_router.metrics import RouterMetrics
     from pdserve_router.output_processor import Delta, TokenEntry
     from pdserve_router.proof import Proof
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = web.RequestKey("request_id", str)
 _LAST_WORDS_S = 1.0
+_MAX_CHUNKS_A_WRITE = 64
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -92,6 +92,9 @@ class Serving:
             raise
         except web.HTTPException as error:
             trace.status, trace.end = error.status, "error"
+            raise
+        except (asyncio.CancelledError, ConnectionResetError):
+            trace.status, trace.end = 499, "client_gone"
             raise
         finally:
             self._metrics.running.dec()
@@ -204,51 +207,67 @@ class _Run:
     async def plain(self) -> web.Response:
         texts: list[str] = []
         entries: list[TokenEntry] = []
-        async for delta in self._deltas():
+        while True:
+            progress = self.attempt.poll()
+            if progress is None:
+                await self.attempt.wait()
+                continue
+            delta = self._process(progress)
             texts.append(delta.text)
             entries.extend(delta.entries)
             if delta.reason is not None:
                 self._ended(delta.reason)
                 body = self._answer.plain("".join(texts), entries, delta.reason, self._usage(), self.proof())
                 return web.Response(body=body, content_type="application/json")
-        return _no_end()
 
     async def stream(self, http: web.Request) -> web.StreamResponse:
         answer, request = self._answer, self._request
         null_usage = usage_field(None) if request.include_usage else b""
-        async for delta in self._deltas():
-            usage = usage_field(self._usage()) if request.continuous_usage else null_usage
-            chunk = answer.token(delta.text, delta.entries, usage) if delta.text or delta.entries else b""
-            response = self.response
-            if response is None:
-                response = self.response = web.StreamResponse(headers=_SSE_HEADERS)
-                await response.prepare(http)
-                chunk = answer.first(usage) + chunk
-            if delta.reason is None:
-                if chunk:
-                    await response.write(chunk)
-                continue
-            chunk += answer.last(delta.reason, usage, self.proof())
-            if request.include_usage:
-                chunk += answer.usage(self._usage())
-            await response.write(chunk + DONE)
-            await response.write_eof()
-            self._ended(delta.reason)
-            return response
-        return _no_end()
-
-    async def _deltas(self) -> AsyncIterator[Delta]:
-        attempt, processor, trace = self.attempt, self._processor, self.trace
+        held: list[bytes] = []
         while True:
-            progress = await attempt.next()
-            before = processor.num_tokens
-            delta = processor.process(progress.token_ids, progress.logprobs, progress.finished)
-            if delta.stopped:
-                attempt.life.stop()
-            trace.on_tokens(processor.num_tokens - before)
-            yield delta
+            progress = self.attempt.poll()
+            if progress is None or len(held) >= _MAX_CHUNKS_A_WRITE:
+                await self._write(held)
+            if progress is None:
+                await self.attempt.wait()
+                continue
+            delta = self._process(progress)
+            usage = usage_field(self._usage()) if request.continuous_usage else null_usage
+            if self.response is None:
+                self.response = web.StreamResponse(headers=_SSE_HEADERS)
+                await self.response.prepare(http)
+                held.append(answer.first(usage))
+            if delta.text or delta.entries:
+                held.append(answer.token(delta.text, delta.entries, usage))
             if delta.reason is not None:
-                return
+                held.append(answer.last(delta.reason, usage, self.proof()))
+                if request.include_usage:
+                    held.append(answer.usage(self._usage()))
+                held.append(DONE)
+                await self._write(held)
+                await self.response.write_eof()
+                self._ended(delta.reason)
+                return self.response
+
+    async def _write(self, held: list[bytes]) -> None:
+        """Hand over what is held, and wait while the client is behind. A large backlog leaves others their turn."""
+        if not held or self.response is None:
+            return
+        chunk = held[0] if len(held) == 1 else b"".join(held)
+        behind = len(held) >= _MAX_CHUNKS_A_WRITE
+        held.clear()
+        await self.response.write(chunk)
+        if behind:
+            await asyncio.sleep(0)
+
+    def _process(self, progress: Progress) -> Delta:
+        processor = self._processor
+        before = processor.num_tokens
+        delta = processor.process(progress.token_ids, progress.logprobs, progress.finished)
+        if delta.stopped:
+            self.attempt.life.stop()
+        self.trace.on_tokens(processor.num_tokens - before)
+        return delta
 
     def _ended(self, reason: FinishReason) -> None:
         self.trace.status, self.trace.end = 200, reason
@@ -261,7 +280,3 @@ class _Run:
             num_output_tokens=self._processor.num_tokens,
             num_cached_tokens=first or 0,
         )
-
-
-def _no_end() -> NoReturn:
-    raise RuntimeError("an output ended without a reason")

@@ -29,8 +29,8 @@ class RequestTrace:
         self._last_token = 0.0
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
-        self.status = 499
-        self.end = "client_gone"
+        self.status = 500
+        self.end = "internal"
         self.proof: Proof | None = None
 
     def on_tokens(self, count: int) -> None:

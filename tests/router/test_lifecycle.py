@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pdserve_protocol.outputs import Aborted, Failed, Finished, HandedOver, RequestOutput, TokenLogprobs
 from pdserve_router.errors import NodeFailed, NodeLost
 from pdserve_router.lifecycle import AttemptLife, Half
@@ -65,6 +64,24 @@ def test_a_first_token_that_ends_the_output() -> None:
     assert life.completed
 
 
+def test_a_decode_half_that_is_not_needed_may_say_so_first() -> None:
+    life = both()
+    assert life.on_output(D, output(0, end=Aborted())).finished is None
+    assert life.on_output(P, output(0, 2, end=STOP)).finished == STOP
+    life = both()
+    life.on_output(P, output(0, 7))
+    life.on_output(D, output(0, end=Aborted()))
+    with pytest.raises(NodeFailed):
+        life.on_output(P, output(1, end=HandedOver()))
+
+
+def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
+    life = both()
+    life.on_output(D, output(0, 7))
+    with pytest.raises(NodeFailed, match="aborted"):
+        life.on_output(D, output(1, end=Aborted()))
+
+
 def test_handing_over_is_not_the_end() -> None:
     life = both()
     assert life.on_output(P, output(0, 7)).token_ids == [7]
@@ -73,7 +90,7 @@ def test_handing_over_is_not_the_end() -> None:
 
 
 @pytest.mark.parametrize("half", [P, D])
-@pytest.mark.parametrize("end", [Failed(code="handoff", message="no way"), Aborted()])
+@pytest.mark.parametrize("end", [Failed(code="handoff", message="no way"), Failed(code="internal", message="a fault")])
 def test_a_half_that_fails_ends_the_attempt_once(half: Half, end: End) -> None:
     life = both()
     life.on_output(P, output(0, 7))
@@ -105,7 +122,7 @@ def test_a_node_that_dies_ends_the_attempt() -> None:
 def test_a_hole_that_nobody_can_fill_is_an_error_not_a_hang() -> None:
     life = both()
     life.on_output(D, output(1, 8, end=LENGTH))
-    with pytest.raises(NodeFailed, match="without a complete output"):
+    with pytest.raises(NodeFailed, match="before the output was complete"):
         life.on_output(P, output(0, end=HandedOver()))
     life = both()
     life.on_output(D, output(1, 8, end=LENGTH))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pdserve_protocol.outputs import Finished
 from pdserve_router.output_processor import OutputProcessor
 from pdserve_text.tokenizer import Tokenizer

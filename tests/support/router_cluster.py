@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ class RouterCluster:
 
     async def post(self, path: str, body: Any, **headers: str) -> tuple[int, Any, Any]:
         """Status, JSON and headers of the answer."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        data = body if isinstance(body, bytes | io.BytesIO) else json.dumps(body).encode()
         async with self.session.post(self.url + path, data=data, headers=headers) as answer:
             return answer.status, await answer.json(), answer.headers
 

@@ -1,0 +1,271 @@
+"""What clients see when nodes fail, die, restart, drain or disagree, and when the router itself stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import pytest
+import uvloop
+from pdserve_protocol.door import Address
+from pdserve_protocol.outputs import Aborted, Failed, Finished
+from support.fake_node import LAYOUT, FakeNode
+from support.router_cluster import DEADLINE_S, FILES, pair, parse_events, router_cluster
+
+COMPLETION = "/v1/completions"
+BODY: dict[str, Any] = {"prompt": "x", "max_tokens": 9}
+
+
+async def soon(queue: asyncio.Queue[Any]) -> Any:
+    async with asyncio.timeout(DEADLINE_S):
+        return await queue.get()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_half_is_an_http_error_before_the_first_byte(stream: bool) -> None:
+    # B103: the class of the status is kept, and overload says when to come again.
+    expected = {
+        "stale_boot": 503,
+        "draining": 503,
+        "overloaded": 503,
+        "handoff": 503,
+        "deadline": 504,
+        "does_not_fit": 400,
+        "bad_request": 400,
+        "internal": 500,
+    }
+
+    async def main() -> None:
+        async with router_cluster(pair(manual=True)) as c:
+            for i, (code, status) in enumerate(expected.items()):
+                request = asyncio.create_task(c.post(COMPLETION, BODY | {"stream": stream}))
+                halves = await soon(c.prefill[0].requests), await soon(c.decode[0].requests)
+                failing, other = (c.prefill[0], c.decode[0]) if i % 2 else (c.decode[0], c.prefill[0])
+                failing.say(halves[0], 0, end=Failed(code=code, message="so it is"))  # type: ignore[arg-type]
+                got, body, headers = await request
+                assert (got, body["error"]["code"]) == (status, code)
+                assert "so it is" in body["error"]["message"]
+                assert ("Retry-After" in headers) == (status == 503)
+                # The other half is ended, the failed one has ended itself.
+                assert await soon(other.aborted) == halves[0].id
+                assert failing.aborted.empty()
+
+    uvloop.run(main())
+
+
+def test_a_failure_after_the_first_byte_is_an_error_event_and_no_done() -> None:
+    # B83
+    async def main() -> None:
+        async with router_cluster(pair(manual=True)) as c:
+            for end in (Failed(code="internal", message="a fault"), Aborted()):
+                request = asyncio.create_task(c.session.post(c.url + COMPLETION, json=BODY | {"stream": True}))
+                prefill, decode = await soon(c.prefill[0].requests), await soon(c.decode[0].requests)
+                c.prefill[0].say(prefill, 0, [70])
+                answer = await request
+                assert answer.status == 200
+                c.decode[0].say(decode, 0, [70])
+                c.decode[0].say(decode, 1, end=end)
+                events = parse_events(await answer.read())
+                assert events[-1]["error"]["code"] == "internal"
+                assert all(e.get("choices", [{"finish_reason": None}])[0]["finish_reason"] is None for e in events)
+                assert await soon(c.prefill[0].aborted) == decode.id
+
+    uvloop.run(main())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_a_dead_node_ends_its_requests_and_no_others(role: str) -> None:
+    # B83, B102: kill -9 of a node, as the router sees it.
+    async def main() -> None:
+        async with router_cluster([*pair(manual=True), *pair(manual=True)]) as c:
+            waiting = [asyncio.create_task(c.post(COMPLETION, BODY)) for _ in range(2)]
+            streams = [
+                asyncio.create_task(c.session.post(c.url + COMPLETION, json=BODY | {"stream": True})) for _ in "ab"
+            ]
+            halves = {half.id: half for node in c.prefill for half in [await soon(node.requests) for _ in "ab"]}
+            for node in c.prefill:
+                for half in halves.values():
+                    if half.boot_id == node.boot_id:
+                        node.say(half, 0, [70])
+            opened = [await stream for stream in streams]
+            dead = getattr(c, role)[0]
+            await dead.close()
+            async with asyncio.timeout(5):
+                done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                status, body, headers = done.pop().result()
+                assert (status, body["error"]["code"]) == (503, "node_lost")
+                assert headers["Retry-After"]
+                reads = [asyncio.create_task(answer.read()) for answer in opened]
+                ended, going = await asyncio.wait(reads, return_when=asyncio.FIRST_COMPLETED)
+            assert parse_events(ended.pop().result())[-1]["error"]["code"] == "node_lost"
+            assert len(pending) == len(going) == 1, "requests on the other pair go on"
+            # B102: what is left answers for all.
+            status, models = await c.get("/v1/models")
+            assert (status, len(models["data"])) == (200, 1)
+            health = (await c.get("/health"))[1]
+            assert health["pair"] is True
+            assert [node["up"] for node in health[role]] == [False, True]
+            for task in (*pending, *going):
+                task.cancel()
+
+    uvloop.run(main())
+
+
+@pytest.mark.slow
+def test_a_node_restarted_at_its_address_serves_again() -> None:
+    # B113
+    async def main() -> None:
+        async with router_cluster(pair([70, 71])) as c:
+            old = c.decode[0]
+            old.on_request = lambda request: None
+            request = asyncio.create_task(c.post(COMPLETION, BODY))
+            await soon(old.requests)
+            await old.close()
+            new = FakeNode("decode", FILES, tokens=[70, 71], port=old.port)
+            try:
+                async with asyncio.timeout(5):
+                    assert (await request)[0] == 503
+                await c.until("/health", lambda body: body["decode"][0]["boot_id"] == new.boot_id)
+                status, answer, _ = await c.post(COMPLETION, BODY)
+                assert (status, answer["usage"]["completion_tokens"]) == (200, 9)
+                assert (await soon(new.requests)).boot_id == new.boot_id
+            finally:
+                await new.close()
+
+    uvloop.run(main())
+
+
+@pytest.mark.slow
+def test_without_a_prefill_node_the_decode_node_does_it_all_and_it_is_counted() -> None:
+    # B110: never in silence.
+    async def main() -> None:
+        async with router_cluster(pair([70, 71])) as c:
+            c.prefill[0].draining = True
+            await c.until("/health", lambda body: body["prefill"][0]["draining"])
+            status, answer, _ = await c.post(COMPLETION, BODY)
+            assert (status, answer["pdserve"]["mode"]) == (200, "aggregated")
+            assert 'fallbacks_total{reason="no_prefill_node"} 1.0' in (await c.get("/metrics"))[1]
+            status, body = await c.get("/ready")
+            assert (status, body["error"]["code"]) == (503, "not_ready")
+            assert (await c.get("/health"))[1]["pair"] is False
+            c.decode[0].draining = True
+            await c.until("/health", lambda body: body["decode"][0]["draining"])
+            status, body, headers = await c.post(COMPLETION, BODY)
+            assert (status, headers["Retry-After"]) == (503, "1")
+
+    uvloop.run(main())
+
+
+def test_nodes_whose_layouts_differ_are_not_paired() -> None:
+    # B09: refused when they meet, not per request and not in silence.
+    other = LAYOUT.__class__(**{f: getattr(LAYOUT, f) for f in LAYOUT.__struct_fields__} | {"block_size": 32})
+
+    async def main() -> None:
+        nodes = [FakeNode("prefill", FILES, tokens=[70], layout=other), *pair([70, 71])]
+        async with router_cluster(nodes) as c:
+            for _ in range(3):
+                _, answer, _ = await c.post(COMPLETION, BODY)
+                assert answer["pdserve"]["prefill_node"] == c.prefill[1].address
+        nodes = [FakeNode("prefill", FILES, tokens=[70], layout=other), FakeNode("decode", FILES, tokens=[70, 71])]
+        async with router_cluster(nodes) as c:
+            _, answer, _ = await c.post(COMPLETION, BODY)
+            assert answer["pdserve"]["mode"] == "aggregated"
+            assert 'fallbacks_total{reason="mismatch"} 1.0' in (await c.get("/metrics"))[1]
+
+    uvloop.run(main())
+
+
+def test_nodes_with_another_model_or_tokenizer_do_not_serve_the_same_name() -> None:
+    async def main() -> None:
+        for odd in ({"tokenizer_id": "tokenizer-2"}, {"model_id": "model-2"}):
+            nodes = [*pair([70, 71]), FakeNode("decode", FILES, tokens=[99], **odd)]  # type: ignore[arg-type]
+            async with router_cluster(nodes) as c:
+                await c.until("/health", lambda body: all(node["up"] for node in body["decode"]))
+                for _ in range(3):
+                    _, answer, _ = await c.post(COMPLETION, BODY)
+                    assert answer["pdserve"]["decode_node"] == c.decode[0].address
+
+    uvloop.run(main())
+
+
+def test_two_models_behind_one_router() -> None:
+    async def main() -> None:
+        async with router_cluster([*pair([70], model="one"), *pair([71], model="two", model_id="m2")]) as c:
+            await c.until("/v1/models", lambda body: [m["id"] for m in body["data"]] == ["one", "two"])
+            for name, node in (("one", c.decode[0]), ("two", c.decode[1])):
+                _, answer, _ = await c.post(COMPLETION, BODY | {"model": name})
+                assert (answer["model"], answer["pdserve"]["decode_node"]) == (name, node.address)
+            status, body, _ = await c.post(COMPLETION, BODY)
+            assert (status, body["error"]["param"]) == (404, "model")
+
+    uvloop.run(main())
+
+
+def test_a_node_given_as_the_wrong_kind_is_not_used() -> None:
+    async def main() -> None:
+        prefill, decode = pair([70])
+        as_decode = (Address("127.0.0.1", prefill.port), Address("127.0.0.1", decode.port))
+        async with router_cluster([prefill, decode], prefill=(), decode=as_decode) as c:
+            await c.until("/health", lambda body: all(node["up"] for node in body["decode"]))
+            health = (await c.get("/health"))[1]
+            assert [node["usable"] for node in health["decode"]] == [False, True]
+            assert "prefill node" in health["decode"][0]["refused"]
+
+    uvloop.run(main())
+
+
+def test_the_router_may_start_before_its_nodes() -> None:
+    async def main() -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        async with router_cluster([], wait_ready=False, decode=(Address("127.0.0.1", port),)) as c:
+            assert (await c.get("/health"))[0] == 200
+            assert (await c.get("/ready"))[0] == 503
+            assert (await c.get("/v1/models")) == (200, {"object": "list", "data": []})
+            status, body, headers = await c.post(COMPLETION, BODY | {"model": "any"})
+            assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "not_ready", "1")
+            node = FakeNode("decode", FILES, tokens=[70], port=port)
+            try:
+                await c.until("/ready", None)
+                assert (await c.post(COMPLETION, BODY))[0] == 200
+            finally:
+                await node.close()
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_ends_at_its_deadline(stream: bool) -> None:
+    async def main() -> None:
+        async with router_cluster(pair(manual=True), request_timeout_s=0.1) as c:
+            status, body, _ = await c.post(COMPLETION, BODY | {"stream": stream})
+            assert (status, body["error"]["code"]) == (504, "deadline")
+            half = await soon(c.decode[0].requests)
+            assert half.timeout_s == 0.1
+            assert await soon(c.prefill[0].aborted) == await soon(c.decode[0].aborted) == half.id
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("in_time", [True, False])
+def test_draining_lets_running_requests_finish_and_refuses_new_ones(in_time: bool) -> None:
+    async def main() -> None:
+        drain_timeout = 5.0 if in_time else 0.1
+        async with router_cluster(pair(manual=True), drain_timeout_s=drain_timeout) as c:
+            request = asyncio.create_task(c.post(COMPLETION, BODY | {"max_tokens": 1}))
+            half = await soon(c.prefill[0].requests)
+            draining = asyncio.create_task(c.server.drain())
+            await c.until("/health", lambda body: body["status"] == "draining")
+            status, body, _ = await c.post(COMPLETION, BODY)
+            assert (status, body["error"]["code"]) == (503, "draining")
+            if in_time:
+                c.prefill[0].say(half, 0, [70], end=Finished(reason="length"))
+            status, body, _ = await request
+            assert status == (200 if in_time else 503), json.dumps(body)
+            await draining
+
+    uvloop.run(main())

@@ -67,6 +67,7 @@ params_strategy = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(params=params_strategy, logits_seed=st.integers(0, 1000), position=st.integers(0, 30))
 def test_draws_as_the_plain_definition_says(params, logits_seed, position):
@@ -80,6 +81,7 @@ def test_ties_at_the_border_of_top_k_go_to_the_smaller_ids():
     assert tokens == {0, 1, 2}
 
 
+@pytest.mark.slow
 def test_frequencies_follow_the_probabilities():
     row = logits(3)[0]
     probabilities = torch.softmax(row.double(), 0)
@@ -209,6 +211,7 @@ def generate(params: SamplingParams, token_ids: list[int], num_prompt_tokens: in
     return token_ids
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     params=st.sampled_from(MIXED),

@@ -15,7 +15,7 @@ CHAT = (
 )
 TEXT = CHAT.format("Explain how rainbows form, step by step, for a child of ten.") + (
     "Rainbows form when sunlight meets drops of rain. Light bends as it enters a drop, is reflected at its back, and "
-    "bends again as it leaves. Each colour bends a little differently: red the least, violet the most. 東京は日本の首都."
+    "bends again as it leaves. Each colour bends a little differently: red least, violet most. 東京は日本の首都."
 )
 
 

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LAST_WORDS_MS = 200
+
 NodeSays = NodeInfo | NodeLoad | Outputs | TokenizerFiles | NodeStatus | PrefixCacheReset
 _REPLY: dict[type[Message], type[Message]] = {
     Hello: NodeInfo,
@@ -99,7 +101,8 @@ class EngineCoreClient:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._context is not None:
-            self._context.destroy(linger=0)
+            # Aborts that were said just now still leave, if the node is there to take them.
+            self._context.destroy(linger=_LAST_WORDS_MS)
             self._context = None
         for futures in self._waiting.values():
             for future in futures:

@@ -50,12 +50,21 @@ class Attempt:
         self.nodes = nodes
         self.boot_ids = {half: node.boot_id for half, node in nodes.items()}
         self.life = AttemptLife({half: node.name for half, node in nodes.items()})
-        self._inbox: deque[tuple[Half, RequestOutput | RouterError]] = deque()
+        self._inbox: deque[tuple[Half, RequestOutput | NodeLost]] = deque()
+        self._verdict: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
-    def deliver(self, half: Half, item: RequestOutput | RouterError) -> None:
-        """An output of a half, or the error that there will be none. Never blocks."""
+    def deliver(self, half: Half, item: RequestOutput | NodeLost) -> None:
+        """An output of a half, or that there will be none. Never blocks."""
         self._inbox.append((half, item))
+        self._wake()
+
+    def fail(self, error: RouterError) -> None:
+        """End the attempt with ``error``, whatever its nodes say."""
+        self._verdict = error
+        self._wake()
+
+    def _wake(self) -> None:
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -66,9 +75,12 @@ class Attempt:
         Raises:
             RouterError: the attempt failed.
         """
+        if self._verdict is not None:
+            self.life.stop()
+            raise self._verdict
         while self._inbox:
             half, item = self._inbox.popleft()
-            if isinstance(item, RouterError):
+            if isinstance(item, NodeLost):
                 self.life.on_lost(half, item)
                 continue
             progress = self.life.on_output(half, item)
@@ -78,7 +90,7 @@ class Attempt:
 
     async def wait(self) -> None:
         """Until a node has said something. The caller sets the deadline."""
-        if not self._inbox:
+        if not self._inbox and self._verdict is None:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
 
@@ -174,8 +186,7 @@ class Dispatcher:
     def fail_all(self, error: RouterError) -> None:
         """End every attempt with ``error``."""
         for attempt in list(self._live.values()):
-            for half in (Half.PREFILL, Half.DECODE):
-                attempt.deliver(half, error)
+            attempt.fail(error)
 
     def on_outputs(self, node: Node, outputs: Outputs) -> None:
         live = self._live

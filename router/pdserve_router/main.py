@@ -85,6 +85,7 @@ class RouterServer:
 
     async def close(self) -> None:
         """Stop listening, end what still runs, disconnect. Idempotent."""
+        self._serving.end_all()
         await self._runner.cleanup()
         await self._registry.close()
 

@@ -76,9 +76,14 @@ class Serving:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
-            self._dispatcher.fail_all(RouterDraining())
+            self.end_all()
             return False
         return True
+
+    def end_all(self) -> None:
+        """Refuse new requests and end the running ones now, with an error."""
+        self.draining = True
+        self._dispatcher.fail_all(RouterDraining())
 
     async def _serve(self, http: web.Request, endpoint: str) -> web.StreamResponse:
         trace = RequestTrace(endpoint, http[REQUEST_ID], self._metrics)

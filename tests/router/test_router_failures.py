@@ -266,6 +266,8 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones(in_time: boo
                 c.prefill[0].say(half, 0, [70], end=Finished(reason="length"))
             status, body, _ = await request
             assert status == (200 if in_time else 503), json.dumps(body)
+            if not in_time:
+                assert await soon(c.prefill[0].aborted) == half.id
             await draining
 
     uvloop.run(main())

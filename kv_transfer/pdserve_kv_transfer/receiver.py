@@ -142,7 +142,10 @@ class Receiver:
         if handoff is None:
             self._remember(id, Cancelled(), now)
             return []
-        return [] if handoff.outcome is not None else self._end(handoff, Cancelled(), now, Cancel(id=id))
+        if handoff.outcome is not None:
+            return []
+        # Without a region there is no link: nobody writes, and nobody listens.
+        return self._end(handoff, Cancelled(), now, Cancel(id=id), quiet=self._region is None)
 
     # What the mover says.
 

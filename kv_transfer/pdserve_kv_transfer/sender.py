@@ -141,18 +141,15 @@ class Sender:
     def on_write_failed(self, id: str, positions: Iterable[int], reason: str, now: float) -> list[Effect]:
         """The writes of these positions are given up.
 
-        What arrived of them, or still may, nobody knows, so the receiver is not told Stopped: the link is given up.
+        What arrived of them, or still may, nobody knows, so the receiver is not told of the end: the link is given up.
         """
         handoff = self._handoffs.get(id)
         if handoff is None:
             return []
         handoff.writing.difference_update(positions)
-        if handoff.outcome is not None:
-            return self._settle(handoff, now)
-        return [
-            BreakLink(f"a write failed: {reason}"),
-            *self._end(handoff, Failed(f"a write failed: {reason}"), None, now),
-        ]
+        handoff.word = None
+        reason = f"a write failed: {reason}"
+        return [BreakLink(reason), *self._end(handoff, Failed(reason), None, now)]
 
     # What the receiver says.
 

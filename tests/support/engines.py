@@ -16,8 +16,10 @@ from pdserve_protocol.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     from pdserve_engine.scheduler import StepResult
+    from pdserve_engine.scheduler_output import ModelRunnerOutput
 
 BLOCK = 4
 VOCAB = 1000
@@ -58,7 +60,8 @@ class Engine:
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, list[object]] = {}
-        self._future = None
+        self._future: Future[ModelRunnerOutput] | None = None
+        self._blocks_of_step: dict[str, list[int]] = {}
 
     def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: object) -> None:
         sampling = fields.pop("sampling", None) or SamplingParams(max_tokens=max_tokens, temperature=0.0)
@@ -69,7 +72,22 @@ class Engine:
 
     def begin(self) -> bool:
         self._future = self.core.begin_step(self.tick())
+        self._blocks_of_step = {request_id: self.scheduler.block_ids(request_id) for request_id in self.tokens}
         return self._future is not None
+
+    def blocks_being_written(self) -> set[int]:
+        """Blocks that the step in flight writes to."""
+        step = self.scheduler._in_flight
+        if step is None:
+            return set()
+        cached = step.scheduled_cached_reqs
+        computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+        computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        return {
+            self._blocks_of_step[request_id][position // self.scheduler.kv.block_size]
+            for request_id, num_tokens in step.num_scheduled_tokens.items()
+            for position in range(computed[request_id], computed[request_id] + num_tokens)
+        }
 
     def complete(self) -> list[StepResult]:
         """Ends the step in flight and notes its results."""

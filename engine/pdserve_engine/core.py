@@ -6,6 +6,7 @@ says when a step's future is done.
 
 from __future__ import annotations
 
+from concurrent.futures import wait
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -115,11 +116,12 @@ class EngineCore:
         return self.scheduler.update_from_output(scheduler_output, future.result(), now)
 
     def step(self, now: float) -> list[StepResult]:
-        """One whole step, waiting for it; empty where nothing can be computed."""
-        future = self.begin_step(now)
-        if future is None:
+        """One whole step, or the rest of the one in flight, waiting for it; empty where nothing can be computed."""
+        if self._step is None and self.begin_step(now) is None:
             return []
-        future.exception()
+        assert self._step is not None
+        _, future = self._step
+        wait([future])
         return self.finish_step(future, now)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ EngineError
 │   ├── NoRoomForCache  the KV cache would not hold one block
 │   └── ContextTooLong  more positions than the model was made for
 ├── UntrustedNetwork    KV would travel off loopback, and nobody has said that the network may see it
+├── GenerationFailed    the device failed under the offline API
 ├── ContractBroken      a step that contradicts what the executor was told before
 └── WrongKV             an entry of the KV cache is not what the sequence says it is (fake executor only)
 """
@@ -63,6 +64,11 @@ class UntrustedNetwork(EngineError):
             f"--host {host} lets KV blocks travel off this machine, unencrypted: if the network is trusted, say so "
             "with --kv-trusted-network"
         )
+
+
+class GenerationFailed(EngineError):
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"a step failed: {detail}")
 
 
 class ContractBroken(EngineError):

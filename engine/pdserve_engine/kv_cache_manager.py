@@ -58,9 +58,13 @@ class KVCacheManager:
         """Blocks that ``num_tokens`` tokens need."""
         return -(-num_tokens // self.block_size)
 
-    def block_ids(self, request_id: str) -> list[int]:
-        """Blocks of a request by their index in the sequence; empty where it has none."""
-        return list(self._tables.get(request_id, ()))
+    def block_ids(self, request_id: str, start: int = 0) -> list[int]:
+        """Blocks of a request by their index in the sequence, from index ``start`` on; empty where it has none."""
+        return self._tables.get(request_id, [])[start:]
+
+    def num_blocks(self, request_id: str) -> int:
+        """How many blocks a request has."""
+        return len(self._tables.get(request_id, ()))
 
     def find_cached(self, request: Request, num_tokens: int) -> list[int]:
         """Cached blocks that hold the beginning of the request, as far as the first ``num_tokens`` tokens go.
@@ -109,12 +113,15 @@ class KVCacheManager:
         """Lets the full blocks of the request's computed tokens be found. Only retired steps count as computed."""
         if self._hasher is None:
             return
-        table = self._tables[request.request_id]
+        num_named = self._num_named[request.request_id]
         num_full = request.num_computed_tokens // self.block_size
+        if num_full <= num_named:
+            return
+        table = self._tables[request.request_id]
         hashes = self._hasher.extend(request, num_full)
-        for index in range(self._num_named[request.request_id], num_full):
+        for index in range(num_named, num_full):
             self.pool.cache(table[index], hashes[index])
-        self._num_named[request.request_id] = max(num_full, self._num_named[request.request_id])
+        self._num_named[request.request_id] = num_full
 
     def retain(self, blocks: Sequence[int]) -> None:
         """Keeps used blocks from being reused while something outside the steps reads or writes them."""

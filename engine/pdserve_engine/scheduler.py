@@ -209,14 +209,14 @@ class Scheduler:
         request.output_token_ids.extend(new_token_ids)
         request.stamp(RequestEvent.KV_ARRIVED, now)
         request.num_known_before = num_transferable
-        if self.kv.block_ids(request_id):
+        if self.kv.num_blocks(request_id):
             self._take_over(request, min(num_computed_tokens, num_transferable))
         finish = end_of_output(request, self._end_token_ids, self.max_model_len)
         if finish is not None:
             num_computed = request.num_computed_tokens
             self.finish(request_id, now, finish.reason)
             return StepResult(request, position, new_token_ids, None, finish, False, num_computed)
-        if self.kv.block_ids(request_id) and request.num_remaining > 0:
+        if self.kv.num_blocks(request_id) and request.num_remaining > 0:
             request.status = RequestStatus.WAITING
             self._arrived.append(request)
         else:
@@ -361,7 +361,6 @@ class Scheduler:
         known = CachedRequestData()
         for request_id in scheduled:
             request = self._requests[request_id]
-            block_ids = self.kv.block_ids(request_id)
             if request_id not in self._num_blocks_told:
                 new.append(
                     NewRequestData(
@@ -369,7 +368,7 @@ class Scheduler:
                         token_ids=request.token_ids(),
                         num_prompt_tokens=request.num_prompt_tokens,
                         sampling=request.sampling,
-                        block_ids=block_ids,
+                        block_ids=self.kv.block_ids(request_id),
                         num_computed_tokens=request.num_computed_tokens,
                         choice=request.choice,
                     )
@@ -377,9 +376,9 @@ class Scheduler:
             else:
                 known.req_ids.append(request_id)
                 known.new_token_ids.append([])
-                known.new_block_ids.append(block_ids[self._num_blocks_told[request_id] :])
+                known.new_block_ids.append(self.kv.block_ids(request_id, self._num_blocks_told[request_id]))
                 known.num_computed_tokens.append(request.num_computed_tokens)
-            self._num_blocks_told[request_id] = len(block_ids)
+            self._num_blocks_told[request_id] = self.kv.num_blocks(request_id)
         to_forget, self._to_forget = self._to_forget, set()
         return SchedulerOutput(
             scheduled_new_reqs=new,

@@ -76,9 +76,10 @@ class TargetConnector(Protocol):
         ...
 
     def fence(self, name: str) -> None:
-        """Ends the region. Writes that begin later fail at their source; those under way may still reach ``memory_SB``.
+        """Ends the region: soon every write to it fails at its source.
 
-        The caller keeps those addresses reserved for good, so that nothing else can be hit.
+        Until its source has noticed, a write may still reach ``memory_SB`` (over shared memory it needs nobody's help
+        here). The caller keeps those addresses reserved for good, so that nothing else can be hit.
         """
         ...
 

@@ -159,7 +159,7 @@ class HandOffs(RuleBasedStateMachine):
         for id in list(world.p_of):
             world.compute(id)
         world.run(BOUND_S)
-        # Nobody tells a receiver of a hand-off that it was never offered; the router does, when the sender's half fails.
+        # Nobody tells a receiver of a hand-off that was never offered; the router does, when the sender's half fails.
         for id, d_link in world.d_of.items():
             waiting = d_link._receiver._handoffs.get(id)
             if waiting is not None and waiting.offer is None:

@@ -10,10 +10,12 @@ from pdserve_kv_transfer.effects import (
     Failed,
     HandedOver,
     Refused,
+    Send,
     Unneeded,
 )
+from pdserve_kv_transfer.sender import Sender
 from pdserve_kv_transfer.sender_link import LinkState
-from pdserve_protocol.handoff import Cancel, Done, Grant, NotNeeded, Offer, Sent, State, Stopped
+from pdserve_protocol.handoff import Cancel, Done, Grant, NotNeeded, Offer, Region, Sent, State, Stopped
 from support.handoff_world import BLOCK_BYTES, FINAL, World, positions_of
 
 
@@ -522,3 +524,64 @@ def test_a_process_that_was_asleep_does_not_take_its_peer_for_dead() -> None:
     world.now += 8.0
     world.do(link, link.tick(world.now))
     assert world.lost == []
+
+
+def test_a_write_that_fails_after_a_cancel_does_not_free_its_slots() -> None:
+    world = started(World(), num_tokens=32)
+    world.settle()
+    world.ready("a")
+    world.cancel("a")
+    while world.network:
+        world.deliver()
+    world.fail_write()
+    assert not [m for m in world.network if isinstance(m.body, Stopped)], "its bytes may still arrive"
+    assert world.lost
+    # The bytes do arrive, before the receiver has noticed: the world checks that the slots are still kept.
+    world.settle()
+    assert world.p_ends["a"] == [Ended("a", Cancelled())]
+
+
+def test_a_doubled_sent_lands_once() -> None:
+    world = started(World())
+    world.settle()
+    world.ready("a")
+    world.land_write()
+    (sent,) = [m for m in world.network if isinstance(m.body, Sent)]
+    world.network += [sent, sent]
+    while world.network:
+        world.deliver()
+    assert len(world.landings) == 1
+    world.finish_landing()
+    world.network.append(sent)
+    world.deliver(world.network.index(sent))
+    assert world.landings == []
+
+
+def test_a_done_that_comes_too_early_is_a_fault_not_a_success() -> None:
+    world = started(World())
+    world.settle()
+    link = world.p_links[0]
+    world.do(link, link._sender.on_message(Done(id="a"), world.now)[1:])
+    (end,) = world.p_ends["a"]
+    assert isinstance(end, Ended)
+    assert isinstance(end.outcome, Failed)
+
+
+@pytest.mark.parametrize(
+    ("needed", "slots"),
+    [([8], {}), ([64], {}), ([-16], {}), ([0], {16: 0}), ([0], {0: 8}), ([0], {0: -1})],
+)
+def test_a_wrong_grant_ends_the_hand_off(needed: list[int], slots: dict[int, int]) -> None:
+    sender = Sender(block_size=16)
+    sender.set_region(Region(name="r", num_slots=8, slot_bytes=BLOCK_BYTES, metadata=b""))
+    sender.offer("a", 64, 0.0, 0.0)
+    effects = sender.on_message(Grant(id="a", region="r", needed=needed, slots=slots), 0.0)
+    assert [type(effect) for effect in effects] == [Send, Ended]
+
+
+def test_a_grant_for_another_region_is_ignored() -> None:
+    sender = Sender(block_size=16)
+    sender.set_region(Region(name="r", num_slots=8, slot_bytes=BLOCK_BYTES, metadata=b""))
+    sender.offer("a", 64, 0.0, 0.0)
+    sender.ready("a", [0], 0.0)
+    assert sender.on_message(Grant(id="a", region="old", needed=[0], slots={0: 0}), 0.0) == []

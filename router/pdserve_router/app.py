@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 32 << 20
 _MAX_REQUEST_ID_CHARS = 256
 _ID_HEADER = "X-Request-Id"
+_STARTED = web.RequestKey("started", bool)
 
 
 def build_app(serving: Serving, registry: NodeRegistry, metrics: RouterMetrics) -> web.Application:
@@ -70,10 +71,14 @@ async def _answer_errors(
         return web.Response(status=499)
     except Exception:  # the outermost loop of a request: a fault of ours is one request's, and must be seen
         log.exception("request %s failed inside the router", request[REQUEST_ID])
+        if request.get(_STARTED):
+            # Too late for a status: the connection is cut, so that the client sees that something is missing.
+            raise
         return _json_bytes(status_body(500, "The router failed; its log says why"), 500)
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    request[_STARTED] = True
     request_id = request.get(REQUEST_ID)
     if request_id is not None:
         response.headers[_ID_HEADER] = request_id

@@ -75,7 +75,7 @@ class Attempt:
         Raises:
             RouterError: the attempt failed.
         """
-        if self._verdict is not None:
+        if self._verdict is not None and not self.life.ended:
             self.life.stop()
             raise self._verdict
         while self._inbox:

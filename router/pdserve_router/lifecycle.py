@@ -123,7 +123,8 @@ class AttemptLife:
             return Progress(ids, logprobs or [])
         for offset, token_id in enumerate(ids):
             if position + offset >= self._next:
-                self._early.setdefault(position + offset, (token_id, logprobs[offset] if logprobs else None))
+                logprob = logprobs[offset] if logprobs and offset < len(logprobs) else None
+                self._early.setdefault(position + offset, (token_id, logprob))
         progress = Progress()
         while self._next in self._early:
             token_id, logprob = self._early.pop(self._next)

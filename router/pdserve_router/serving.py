@@ -7,12 +7,13 @@ error, streaming or not; one that fails later gets an error event and the stream
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from pdserve_router.errors import RequestTimeout, RouterDraining, RouterError
+from pdserve_router.errors import NodeFailed, RequestTimeout, RouterDraining, RouterError
 from pdserve_router.http_errors import error_body, http_answer
 from pdserve_router.lifecycle import Half
 from pdserve_router.output_processor import OutputProcessor
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = web.RequestKey("request_id", str)
 _LAST_WORDS_S = 1.0
+_LATE_PROOF_S = 0.1
 _MAX_CHUNKS_A_WRITE = 64
 _SSE_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -111,12 +113,12 @@ class Serving:
     async def _answer(self, http: web.Request, endpoint: str, trace: RequestTrace) -> web.StreamResponse:
         if self.draining:
             raise RouterDraining
-        data = await http.read()
-        request = parse_chat(data) if endpoint == "chat" else parse_completion(data)
         deadline = asyncio.timeout(self._timeout_s)
         run: _Run | None = None
         try:
             async with deadline:
+                data = await http.read()
+                request = parse_chat(data) if endpoint == "chat" else parse_completion(data)
                 served = self._registry.resolve(request.model)
                 run = await self._start(request, served, trace)
                 if request.stream:
@@ -221,6 +223,7 @@ class _Run:
             texts.append(delta.text)
             entries.extend(delta.entries)
             if delta.reason is not None:
+                await self._hear_both()
                 self._ended(delta.reason)
                 body = self._answer.plain("".join(texts), entries, delta.reason, self._usage(), self.proof())
                 return web.Response(body=body, content_type="application/json")
@@ -245,6 +248,7 @@ class _Run:
             if delta.text or delta.entries:
                 held.append(answer.token(delta.text, delta.entries, usage))
             if delta.reason is not None:
+                await self._hear_both()
                 held.append(answer.last(delta.reason, usage, self.proof()))
                 if request.include_usage:
                     held.append(answer.usage(self._usage()))
@@ -253,6 +257,15 @@ class _Run:
                 await self.response.write_eof()
                 self._ended(delta.reason)
                 return self.response
+
+    async def _hear_both(self) -> None:
+        """Wait a little for the prefill node's proof: it comes on another connection than the decode node's end."""
+        attempt = self.attempt
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LATE_PROOF_S):
+                while Half.PREFILL in attempt.life.open_halves and Half.PREFILL not in attempt.life.prefill_proofs:
+                    if attempt.poll() is None:
+                        await attempt.wait()
 
     async def _write(self, held: list[bytes]) -> None:
         """Hand over what is held, and wait while the client is behind. A large backlog leaves others their turn."""
@@ -266,6 +279,9 @@ class _Run:
             await asyncio.sleep(0)
 
     def _process(self, progress: Progress) -> Delta:
+        if self._request.logprobs is not None and len(progress.logprobs) != len(progress.token_ids):
+            nodes = " and ".join(node.name for node in self.attempt.nodes.values())
+            raise NodeFailed(nodes, "internal", "tokens came without their log probabilities")
         processor = self._processor
         before = processor.num_tokens
         delta = processor.process(progress.token_ids, progress.logprobs, progress.finished)

@@ -7,10 +7,12 @@ import json
 import socket
 from typing import Any
 
+import aiohttp
 import pytest
 import uvloop
 from pdserve_protocol.door import Address
 from pdserve_protocol.outputs import Aborted, Failed, Finished
+from pdserve_router.output_processor import OutputProcessor
 from support.fake_node import LAYOUT, FakeNode
 from support.router_cluster import DEADLINE_S, FILES, pair, parse_events, router_cluster
 
@@ -269,5 +271,61 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones(in_time: boo
             if not in_time:
                 assert await soon(c.prefill[0].aborted) == half.id
             await draining
+
+    uvloop.run(main())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_without_the_log_probabilities_that_were_asked_for_are_a_nodes_fault(stream: bool) -> None:
+    async def main() -> None:
+        async with router_cluster(pair(manual=True)) as c:
+            request = asyncio.create_task(c.post(COMPLETION, BODY | {"logprobs": 1, "stream": stream}))
+            half = await soon(c.prefill[0].requests)
+            bare = c.prefill[0].output(half, 0, [70]).__class__(id=half.id, position=0, token_ids=[70])
+            c.prefill[0].say_all([bare], half.id)
+            status, body, _ = await request
+            assert (status, body["error"]["code"]) == (500, "internal")
+            assert await soon(c.decode[0].aborted) == half.id
+
+    uvloop.run(main())
+
+
+def test_a_fault_of_the_router_is_one_requests_and_is_seen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fault(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        async with router_cluster(pair(manual=True)) as c:
+            request = asyncio.create_task(c.session.post(c.url + COMPLETION, json=BODY | {"stream": True}))
+            half = await soon(c.prefill[0].requests)
+            c.prefill[0].say(half, 0, [70])
+            answer = await request
+            with monkeypatch.context() as patched:
+                patched.setattr(OutputProcessor, "process", fault)
+                c.decode[0].say(await soon(c.decode[0].requests), 0, [70, 71])
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await answer.read()
+                request = asyncio.create_task(c.session.post(c.url + COMPLETION, json=BODY))
+                half = await soon(c.prefill[0].requests)
+                c.prefill[0].say(half, 0, [70])
+                assert (await (await request).json())["error"]["type"] == "server_error"
+            for _ in range(2):
+                await soon(c.decode[0].aborted)
+            assert caplog.text.count("ZeroDivisionError") >= 2
+            assert (await c.get("/health"))[0] == 200
+
+    uvloop.run(main())
+
+
+def test_a_body_that_never_comes_ends_at_the_deadline() -> None:
+    async def main() -> None:
+        async with router_cluster(pair(manual=True), request_timeout_s=0.1) as c:
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(c.url.rpartition(":")[2]))
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            async with asyncio.timeout(DEADLINE_S):
+                assert b" 504 " in await reader.readline()
+            writer.close()
 
     uvloop.run(main())

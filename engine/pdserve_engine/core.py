@@ -15,7 +15,7 @@ from pdserve_engine.errors import BadRequest, DoesNotFit
 from pdserve_engine.request import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from pdserve_protocol.requests import AddRequest
@@ -115,14 +115,14 @@ class EngineCore:
             return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}", now)
         return self.scheduler.update_from_output(scheduler_output, future.result(), now)
 
-    def step(self, now: float) -> list[StepResult]:
+    def step(self, clock: Callable[[], float]) -> list[StepResult]:
         """One whole step, or the rest of the one in flight, waiting for it; empty where nothing can be computed."""
-        if self._step is None and self.begin_step(now) is None:
+        if self._step is None and self.begin_step(clock()) is None:
             return []
         assert self._step is not None
         _, future = self._step
         wait([future])
-        return self.finish_step(future, now)
+        return self.finish_step(future, clock())
 
     def close(self) -> None:
         """Waits for the step under way and releases the device. Idempotent."""

@@ -199,7 +199,7 @@ class LLM:
     def _run(self, pending: Mapping[str, _Pending], bar: tqdm[Any]) -> None:
         num_unfinished, num_tokens = len(pending), 0
         while num_unfinished:
-            for result in self.core.step(time.monotonic()):
+            for result in self.core.step(time.monotonic):
                 one = pending.get(result.request.request_id)
                 if one is None:
                     continue  # of a call that was interrupted in the middle of a step

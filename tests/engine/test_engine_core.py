@@ -250,9 +250,11 @@ def test_one_step_at_a_time() -> None:
 
 def test_offline_step_waits_for_its_result() -> None:
     engine = Engine()
-    assert engine.core.step(1.0) == []
+    assert engine.core.step(engine.tick) == []
     engine.add("a", [1], 2)
-    assert [r.new_token_ids for r in engine.core.step(2.0)] == [oracle([1], 1)]
+    (result,) = engine.core.step(engine.tick)
+    assert result.new_token_ids == oracle([1], 1)
+    assert result.request.prefill_s == 1.0
 
 
 def test_logprobs_come_with_their_tokens() -> None:

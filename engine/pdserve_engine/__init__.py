@@ -1,20 +1,33 @@
 """What every node runs: EngineCore, scheduler, KV cache, models, sampler, and the process around them.
 
+What a step is
     config.py             frozen configuration values
     request.py            Request, its status, and the events of its life
     scheduler_output.py   what one step is to compute, and what it yielded
-    block_pool.py         KV blocks: reference counts, hashes, LRU of the cached ones
+    core.py               EngineCore: schedule, execute, update; no sockets, no clock of its own
+    counters.py           what an engine has done since its start
+
+Who computes what, and where its KV is
+    scheduler.py          how many tokens of whom in this step
     kv_cache_manager.py   which blocks a request has
-    scheduler.py          who computes how many tokens in this step
+    block_pool.py         KV blocks: reference counts, hashes, LRU of the cached ones
+    block_hash.py         the name of a full block
+
+How it is computed
     executor.py           Executor: runs a step, returns a future
-    worker.py             owns the device: weights, KV cache tensor, model runner
-    model_runner.py       SchedulerOutput -> tensors -> logits -> tokens
-    sampler.py            logits -> token ids and logprobs
+    fake_executor.py      one without a model, which checks every KV entry that it reads
+    worker.py             owns the device: weights, KV cache memory (kv_memory.py), model runner
+    model_runner.py       SchedulerOutput -> tensors (input_batch.py) -> logits -> tokens
+    sampler.py            logits -> token ids and logprobs (sampling_random.py: the random numbers)
     models/               architectures over pdserve_kernels
     weights/              a Hugging Face folder, a GGUF file or the demo model -> tensors
-    core.py               EngineCore: schedule, execute, update; no sockets, no clock of its own
-    handoff.py            joins scheduler and kv_transfer: offers, grants, landed prompts
+
+The process around it
+    node.py, args.py      command line in, running node out; wiring.py builds the engine
     proc.py               EngineCoreProc: the event loop of a node process
     door.py               the ZMQ thread of a node
-    llm.py                LLM: the offline API
+    sending.py            hand-offs from here, joined to the scheduler
+    receiving.py          hand-offs to here, joined to the scheduler
+
+    llm.py                LLM: the offline API, without a process around it
 """

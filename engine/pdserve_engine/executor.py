@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
     from pdserve_engine.worker import Worker
 
+
 class Executor(Protocol):
     """Runs steps in order. The engine needs nothing else of the device."""
 
@@ -20,8 +21,9 @@ class Executor(Protocol):
         """Waits for the step under way and releases the device. Idempotent."""
         ...
 
+
 class UniProcExecutor:
-    """One worker in this process, on a thread of its own, so that the engine loop answers messages while a step runs."""
+    """One worker in this process on a thread of its own, so that the engine loop answers messages while a step runs."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

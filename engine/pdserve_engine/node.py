@@ -24,11 +24,11 @@ from pdserve_text.tokenizer import load_tokenizer_files, tokenizer_id
 from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pdserve_engine.door import NodeDoor
 from pdserve_engine.errors import EngineError, UntrustedNetwork
-from pdserve_engine.llm import build_engine
 from pdserve_engine.models.errors import ModelError
 from pdserve_engine.proc import EngineCoreProc
 from pdserve_engine.weights import resolve_model
 from pdserve_engine.weights.errors import WeightsError
+from pdserve_engine.wiring import build_engine
 
 if TYPE_CHECKING:
     import argparse

@@ -14,7 +14,6 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import zmq
-import zmq.asyncio
 
 from pdserve_protocol.codec import Decoder, Message, encode
 from pdserve_protocol.door import Address, connect_door
@@ -43,7 +42,6 @@ _LAST_WORDS_MS = 200
 
 NodeSays = NodeInfo | NodeLoad | Outputs | TokenizerFiles | NodeStatus | PrefixCacheReset
 _REPLY: dict[type[Message], type[Message]] = {
-    Hello: NodeInfo,
     GetTokenizer: TokenizerFiles,
     GetStatus: NodeStatus,
     ResetPrefixCache: PrefixCacheReset,
@@ -82,25 +80,30 @@ class EngineCoreClient:
         self._on_outputs = on_outputs
         self._on_change = on_change
         self._decoder = Decoder(NodeSays)
-        self._context: zmq.asyncio.Context | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: Any = None
+        self._here = asyncio.Event()
         self._last_heard = 0.0
+        self._greeted = False
         self._waiting: defaultdict[type[Message], deque[asyncio.Future[Any]]] = defaultdict(deque)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begins to connect; returns at once."""
-        self._context = zmq.asyncio.Context()
+        self._context = zmq.Context()
         self._socket = connect_door(self._context, self.address, self._cluster_key)
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._keep_alive())]
+        # The descriptor tells that something has happened, not what: see _on_event.
+        asyncio.get_running_loop().add_reader(self._socket.fd, self._on_event)
+        self._keeper = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
         """Ends the connection. Idempotent."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+            self._keeper = None
         if self._context is not None:
+            asyncio.get_running_loop().remove_reader(self._socket.fd)
             # Aborts that were said just now still leave, if the node is there to take them.
             self._context.destroy(linger=_LAST_WORDS_MS)
             self._context = None
@@ -118,7 +121,7 @@ class EngineCoreClient:
             raise NodeUnreachable(str(self.address), DEAD_AFTER_S)
 
     async def ask(self, message: Message, timeout: float = CONNECT_S) -> Any:
-        """The node's reply to Hello, GetTokenizer, GetStatus or ResetPrefixCache; waits for the connection as well.
+        """The node's reply to GetTokenizer, GetStatus or ResetPrefixCache; waits for the connection as well.
 
         Raises:
             NodeUnreachable: there was none within ``timeout`` seconds.
@@ -127,7 +130,8 @@ class EngineCoreClient:
         queue = self._waiting[_REPLY[type(message)]]
         try:
             async with asyncio.timeout(timeout):
-                await self._socket.send(encode(message))
+                await self._here.wait()
+                self.send(message)
                 queue.append(reply)
                 return await reply
         except TimeoutError as error:
@@ -137,29 +141,44 @@ class EngineCoreClient:
                 queue.remove(reply)
 
     def _try_send(self, message: Message) -> bool:
-        # An asyncio socket says through the future, not by raising, that it could not send at once.
-        sent = self._socket.send(encode(message), zmq.NOBLOCK)
-        return not (sent.done() and isinstance(sent.exception(), zmq.Again))
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        # Sending may have taken note of what came meanwhile, of which the descriptor then says nothing more.
+        if self._socket.events & zmq.POLLIN:
+            asyncio.get_running_loop().call_soon(self._on_event)
+        return True
 
-    async def _receive(self) -> None:
-        while True:
+    def _on_event(self) -> None:
+        """Something has happened at the socket: takes all messages that are there, greets on a new connection."""
+        while self._context is not None:
             try:
-                message = self._decoder.decode(await self._socket.recv())
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            try:
+                message = self._decoder.decode(data)
             except BadMessage as error:
                 log.warning("%s sent %s", self.address, error)
                 continue
             self._last_heard = time.monotonic()
-            match message:
-                case Outputs():
-                    self._on_outputs(self, message)
-                case NodeLoad():
-                    self._on_load(message)
-                case _:
-                    if isinstance(message, NodeInfo):
-                        self._set_info(message)
-                    queue = self._waiting[type(message)]
-                    if queue and not (future := queue.popleft()).done():
-                        future.set_result(message)
+            self._on_message(message)
+        if self.info is None and self._context is not None and not self._greeted:
+            self._greeted = self._try_send(Hello())
+
+    def _on_message(self, message: NodeSays) -> None:
+        match message:
+            case Outputs():
+                self._on_outputs(self, message)
+            case NodeLoad():
+                self._on_load(message)
+            case NodeInfo():
+                self._set_info(message)
+            case _:
+                queue = self._waiting[type(message)]
+                if queue and not (future := queue.popleft()).done():
+                    future.set_result(message)
 
     def _on_load(self, load: NodeLoad) -> None:
         if self.info is not None and load.boot_id == self.info.identity.boot_id:
@@ -167,31 +186,24 @@ class EngineCoreClient:
         else:
             # A new process at the old address: what the old one had is gone.
             self._set_info(None)
-            self._try_send(Hello())
+            self._greeted = self._try_send(Hello())
 
     def _set_info(self, info: NodeInfo | None) -> None:
         if info == self.info:
             return
         self.info = info
         self.load = None
+        if info is None:
+            self._here.clear()
+        else:
+            self._here.set()
         self._on_change(self)
 
     async def _keep_alive(self) -> None:
         while True:
-            if self.info is not None:
-                self._try_send(Ping())
-            elif not await self._greet():
-                continue
+            # A greeting may have gone to a process that has ended; it is said again until there is an answer.
+            self._greeted = self._try_send(Hello() if self.info is None else Ping())
             await asyncio.sleep(PING_INTERVAL_S)
             if self.info is not None and time.monotonic() - self._last_heard > DEAD_AFTER_S:
                 log.warning("no sign of life from %s for %g s", self.address, DEAD_AFTER_S)
                 self._set_info(None)
-
-    async def _greet(self) -> bool:
-        """Says Hello as soon as there is a connection; False where there was none for a while."""
-        try:
-            async with asyncio.timeout(PING_INTERVAL_S):
-                await self._socket.send(encode(Hello()))
-        except TimeoutError:
-            return False
-        return True

@@ -145,6 +145,9 @@ def connect_door(context: Any, address: Address, cluster_key: str | None, *, que
 
     Args:
         queue: keep messages while there is no connection; else a send that may not block raises zmq.Again.
+
+    Raises:
+        AddressError: the address cannot be one, wherever it leads.
     """
     dealer = _new_socket(context, zmq.DEALER, ipv6=":" in address.host)
     dealer.immediate = not queue
@@ -152,7 +155,11 @@ def connect_door(context: Any, address: Address, cluster_key: str | None, *, que
     if cluster_key is not None:
         public, secret = _key_pair(cluster_key)
         dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = public, secret, public
-    dealer.connect(f"tcp://{address}")
+    try:
+        dealer.connect(f"tcp://{address}")
+    except zmq.ZMQError as error:
+        dealer.close(linger=0)
+        raise AddressError(str(address)) from error
     return dealer
 
 

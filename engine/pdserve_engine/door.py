@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from pdserve_protocol.codec import Decoder, Message, encode
 from pdserve_protocol.door import Address, Door, connect_door
-from pdserve_protocol.errors import BadMessage
+from pdserve_protocol.errors import AddressError, BadMessage
 from pdserve_protocol.handoff import PeerMessage
 from pdserve_protocol.node import GetStatus, GetTokenizer, Hello, Ping, ResetPrefixCache
 from pdserve_protocol.requests import AbortRequests, AddRequest
@@ -133,7 +133,11 @@ class NodeDoor:
         self._context.destroy(linger=0)
 
     def _order(self, *frames: bytes) -> None:
-        self._orders_out.send_multipart(frames)
+        try:
+            self._orders_out.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            # There is no limit to the queue, so nobody listens: the thread has died, and has posted that.
+            log.debug("an order to a door that is no more: %s", frames[0])
 
     # The thread.
 
@@ -197,7 +201,7 @@ class NodeDoor:
                 case [b"visitor", identity, payload]:
                     self._answer(identity, payload)
                 case [b"peer", port, host, payload]:
-                    self._dealer(Address(host.decode(), int(port))).send(payload, zmq.NOBLOCK)
+                    self._tell(Address(host.decode(), int(port)), payload)
                 case [b"drop", port, host]:
                     self._drop(Address(host.decode(), int(port)))
                 case [b"broadcast"]:
@@ -214,6 +218,13 @@ class NodeDoor:
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             # Gone. If it was a router, its silence will be noticed.
+
+    def _tell(self, address: Address, payload: bytes) -> None:
+        try:
+            self._dealer(address).send(payload, zmq.NOBLOCK)
+        except AddressError as error:
+            # A router has named it. The peer will be missed as one is that does not answer.
+            log.warning("a peer cannot be reached: %s", error)
 
     def _dealer(self, address: Address) -> zmq.Socket[bytes]:
         if address not in self._dealers:

@@ -167,6 +167,14 @@ class Cluster:
         new.wait_ready()
         return new
 
+    def restart_router(self) -> Process:
+        """A new router at the address of one that has ended."""
+        ports = [port_of(node.ready_line) for node in [*self.prefill, *self.decode]]
+        self.router = self.start_router(ports, self.port)
+        self.router.wait_ready()
+        self.wait_until_ready()
+        return self.router
+
     def wait_until_ready(self, timeout_s: float = 15.0) -> None:
         """Until the router is ready for requests."""
         wait_for(lambda: self.get("/ready")[0] == 200, timeout_s, "the router is ready")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pdserve_kv_transfer.effects import (
+    BreakLink,
     Cancelled,
     Completed,
     Ended,
@@ -585,3 +586,15 @@ def test_a_grant_for_another_region_is_ignored() -> None:
     sender.offer("a", 64, 0.0, 0.0)
     sender.ready("a", [0], 0.0)
     assert sender.on_message(Grant(id="a", region="old", needed=[0], slots={0: 0}), 0.0) == []
+
+
+def test_the_receiver_is_told_nothing_after_a_failed_write() -> None:
+    sender = Sender(block_size=16)
+    sender.set_region(Region(name="r", num_slots=8, slot_bytes=BLOCK_BYTES, metadata=b""))
+    sender.offer("a", 16, 0.0, 0.0)
+    sender.ready("a", [0], 0.0)
+    sender.on_message(Grant(id="a", region="r", needed=[0], slots={0: 3}), 0.0)
+    assert sender.on_message(Cancel(id="a"), 0.0) == []
+    effects = sender.on_write_failed("a", [0], "broken", 0.0)
+    assert [type(effect) for effect in effects] == [BreakLink, Ended]
+    assert sender.describe() == {}

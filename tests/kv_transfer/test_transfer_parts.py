@@ -78,6 +78,7 @@ def test_neighbours_travel_together() -> None:
     assert len(list(runs([(block, block) for block in range(1000)]))) == 1
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.integers(0, 30), st.integers(0, 30), max_size=20))
 def test_runs_cover_exactly_the_pieces(pieces: dict[int, int]) -> None:
     covered = [(block + i, slot + i) for block, slot, length in runs(pieces.items()) for i in range(length)]

@@ -11,7 +11,7 @@ import numpy as np
 import pdserve_kv_transfer
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies as st
 from pdserve_kv_transfer import ucx
 from pdserve_kv_transfer.digest import DIGEST_NAME, block_digest
 from pdserve_kv_transfer.errors import NoSuchInterface

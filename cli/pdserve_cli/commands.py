@@ -21,7 +21,11 @@ PREFILL, DECODE, ROUTER = "prefill-node", "decode-node", "router"
 NODE_READY = re.compile(r"-node ready on (?P<address>\S+) \((?P<what>.*)\)")
 ROUTER_READY = re.compile(r"(?P<url>http://\S+:\d+)")
 
-_MODULES = {PREFILL: "pdserve_prefill_node.main", DECODE: "pdserve_decode_node.main", ROUTER: "pdserve_router.main"}
+PROGRAMS: Mapping[str, Sequence[str]] = {
+    PREFILL: (sys.executable, "-m", "pdserve_prefill_node.main"),
+    DECODE: (sys.executable, "-m", "pdserve_decode_node.main"),
+    ROUTER: (sys.executable, "-m", "pdserve_router.main"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,7 @@ class FleetConfig:
         cores: split between the nodes; the router, which hardly computes, may run on all of them.
         drain_timeout_s: how long the processes may take to finish their requests when they are stopped.
         env: added to their environment.
+        programs: what is run for each.
     """
 
     num_prefill: int = 1
@@ -45,6 +50,7 @@ class FleetConfig:
     cores: Sequence[int] = field(default_factory=lambda: sorted(os.sched_getaffinity(0)))
     drain_timeout_s: float
     env: Mapping[str, str] = field(default_factory=dict)
+    programs: Mapping[str, Sequence[str]] = field(default_factory=lambda: PROGRAMS)
 
 
 def node_commands(config: FleetConfig) -> list[Command]:
@@ -53,7 +59,7 @@ def node_commands(config: FleetConfig) -> list[Command]:
     return [
         Command(
             name=name,
-            argv=[*_program(kind), "--port", "0", "--threads", str(len(cores)), *config.node_flags],
+            argv=[*config.programs[kind], "--port", "0", "--threads", str(len(cores)), *config.node_flags],
             cores=cores,
             env=config.env,
         )
@@ -65,16 +71,12 @@ def router_command(config: FleetConfig, *, prefill: Sequence[str], decode: Seque
     """Command of the router in front of the nodes at these addresses."""
     sides = [*(["--prefill", *prefill] if prefill else []), "--decode", *decode]
     door = ["--host", config.host, "--port", str(config.port)]
-    return Command(name=ROUTER, argv=[*_program(ROUTER), *sides, *door, *config.router_flags], env=config.env)
+    return Command(name=ROUTER, argv=[*config.programs[ROUTER], *sides, *door, *config.router_flags], env=config.env)
 
 
 def kind_of(name: str) -> str:
     """The program behind a command's name."""
     return name.partition(" ")[0]
-
-
-def _program(kind: str) -> list[str]:
-    return [sys.executable, "-m", _MODULES[kind]]
 
 
 def _names(kinds: Sequence[str]) -> Iterator[str]:

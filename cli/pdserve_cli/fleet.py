@@ -157,9 +157,13 @@ class Fleet:
         url = f"http://{reachable(self.url)}/ready"
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline:
-                async with session.get(url) as response:
-                    if response.status == 200:
-                        return
+                try:
+                    async with session.get(url) as response:
+                        if response.status == 200:
+                            return
+                except aiohttp.ClientConnectionError:
+                    # It is ending, which says more than this error does: see _fails_early.
+                    pass
                 await asyncio.sleep(_READY_POLL_S)
         raise ChildNotReady(ROUTER, ROUTER_START_S)
 

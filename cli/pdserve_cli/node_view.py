@@ -96,13 +96,14 @@ def _counters(status: NodeStatus) -> Table:
     return table
 
 
-def _peers(status: NodeStatus) -> Table:
-    table = Table(title="Peers" if status.peers else "Peers: none", title_justify="left")
-    if status.peers:
-        table.add_column("node")
-        table.add_column("link")
-        for peer, state in status.peers.items():
-            table.add_row(peer, state)
+def _peers(status: NodeStatus) -> Table | Text:
+    if not status.peers:
+        return Text("No peers")
+    table = Table(title="Peers", title_justify="left")
+    table.add_column("node")
+    table.add_column("link")
+    for peer, state in status.peers.items():
+        table.add_row(peer, state)
     return table
 
 

@@ -342,7 +342,7 @@ def test_junk_on_every_open_port_disturbs_nobody(cluster: Cluster) -> None:
     text = cluster.complete(**body)["choices"][0]["text"]
     memory = [process.rss_bytes() for process in processes(cluster)]
     with Stream(cluster.port, {**body, "cache_salt": "cold"}) as stream:
-        stream.wait_tokens(1)
+        stream.wait_begun()
         for address in sorted(doors):
             for junk in JUNK.values():
                 with socket.create_connection(address, timeout=5) as visitor:
@@ -398,7 +398,7 @@ def test_strange_messages_disturb_nobody(cluster: Cluster) -> None:
     body = greedy(prompt_of(32, 200), 1500)
     text = cluster.complete(**body)["choices"][0]["text"]
     with Stream(cluster.port, {**body, "cache_salt": "cold"}) as stream:
-        stream.wait_tokens(1)
+        stream.wait_begun()
         for node, status in zip([*cluster.prefill, *cluster.decode], cluster.statuses(), strict=True):
             for name, message in strange_messages(status.info.identity.boot_id).items():
                 send_to_door(port_of(node.ready_line), message if isinstance(message, bytes) else encode(message))

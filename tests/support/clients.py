@@ -83,6 +83,13 @@ class Stream:
         assert self.num_texts >= count, f"ended after {self.num_texts} of {count} events: {self}"
         return self
 
+    def wait_begun(self, timeout_s: float = 30.0) -> Self:
+        """Until the first token is in, which may be a part of a character and no text yet."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.status or self.ended_at is not None, timeout_s)
+        assert self.status == 200, f"not begun within {timeout_s:g} s: {self}"
+        return self
+
     def wait_end(self, timeout_s: float = 60.0) -> Self:
         """Until the response is over, well or not."""
         self._thread.join(timeout_s)
@@ -138,7 +145,9 @@ class Stream:
             self._connection.request("POST", self._path, self._body, self._headers)
             response = self._connection.getresponse()
             self.headers = {name.lower(): value for name, value in response.getheaders()}
-            self.status = response.status
+            with self._changed:
+                self.status = response.status
+                self._changed.notify_all()
             if self._stream and response.status == 200:
                 for line in response:
                     self._take(line)

@@ -142,7 +142,7 @@ class Cluster:
     # Processes.
 
     def start_prefill(self, port: int) -> Process:
-        program = ["-m", "pdserve_prefill_node.main"] if self.gate is None else [str(SLOW_NODE), str(self.gate)]
+        program = ["-m", "pdserve_prefill_node.main"] if self.gate is None else ["-P", str(SLOW_NODE), str(self.gate)]
         args = ["--model", self.model, "--port", str(port), "--threads", "1", *self.node_args, *self.prefill_args]
         return Process("prefill", [*program, *args], self.folder, self.env)
 

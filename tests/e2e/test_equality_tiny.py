@@ -495,6 +495,18 @@ def test_logprobs_of_every_token_of_a_chat(paths, max_tokens):  # B79
 ROUNDS = 100
 
 
+def test_preempted_on_decode(paths):
+    """Eight outputs grow until the decode node has no block left: what is preempted goes on as if nothing had been."""
+    paths.reset(paths.prefill, paths.decode)
+    requests = [(make_prompt(200, seed=20 + i), {"max_tokens": 150, "logprobs": 1}) for i in range(8)]
+    before = paths.status(paths.decode).counters["preemptions"]
+    together = paths.run_all(paths.disaggregated, requests)
+    assert paths.status(paths.decode).counters["preemptions"] > before
+    alone = paths.run_all(paths.aggregated, requests, at_once=4)
+    assert [output.token_ids for output in together] == [output.token_ids for output in alone]
+    paths.disaggregated.wait_until_idle()
+
+
 def test_answers_do_not_decay(models, paths):  # B16
     """The prompts of a round and what is aborted beside them need more blocks than there are."""
     prompts = [make_prompt(length, seed=13) for length in (1, BLOCK, 33, CHUNK, 129, 200, 600, 800)]

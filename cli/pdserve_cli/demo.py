@@ -47,7 +47,11 @@ async def demo(config: FleetConfig, *, model: str, console: Console, log: Consol
     def on_ready(member: Member) -> None:
         seconds = time.monotonic() - started
         detail = f" ({member.what})" if member.what else ""
-        console.print(f"[green]ready[/] {member.name} on {member.where}{detail} after {seconds:.1f} s", highlight=False)
+        console.print(
+            f"[green]ready[/] {member.name} on {member.where}{detail} after {seconds:.1f} s",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     fleet = Fleet(config, on_line=lines.show, on_ready=on_ready)
 

@@ -29,7 +29,7 @@ async def serve(config: FleetConfig, *, console: Console, log: Console) -> int:
     status = console.status("starting nodes: reading weights, making room for KV")
 
     def on_ready(member: Member) -> None:
-        console.print(f"[green]ready[/] {member.name} on {member.where}", highlight=False)
+        console.print(f"[green]ready[/] {member.name} on {member.where}", highlight=False, soft_wrap=True)
 
     fleet = Fleet(config, on_line=lines.show, on_ready=on_ready)
 

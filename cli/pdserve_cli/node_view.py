@@ -19,7 +19,18 @@ if TYPE_CHECKING:
 
 def status_view(address: Address, status: NodeStatus) -> Group:
     """Everything that a node tells of itself."""
-    return Group(_title(address, status), _blocks(status), _requests(status.load), _counters(status), _peers(status))
+    layout = status.info.identity.layout
+    return Group(
+        _title(address, status),
+        Text(f"\nKV blocks, each of {layout.block_size} tokens and {size(layout.block_bytes)}"),
+        _blocks(status.load),
+        Text("\nRequests"),
+        _requests(status.load),
+        Text("\nSince the start"),
+        _counters(status),
+        Text("\nPeers" if status.peers else "\nNo peers"),
+        *([_peers(status)] if status.peers else []),
+    )
 
 
 def status_json(address: Address, status: NodeStatus) -> str:
@@ -58,15 +69,14 @@ def _title(address: Address, status: NodeStatus) -> Text:
     return text
 
 
-def _blocks(status: NodeStatus) -> Table:
-    load, layout = status.load, status.info.identity.layout
+def _blocks(load: NodeLoad) -> Table:
     parts = {
         "free": load.blocks_free,
         "cached": load.blocks_cached,
         "held": load.blocks_held,
         "in use": load.blocks_in_use,
     }
-    table = Table(title=f"KV blocks of {layout.block_size} tokens, {size(layout.block_bytes)}", title_justify="left")
+    table = Table()
     table.add_column("state")
     for heading in ("blocks", "share"):
         table.add_column(heading, justify="right")
@@ -80,7 +90,7 @@ def _blocks(status: NodeStatus) -> Table:
 
 
 def _requests(load: NodeLoad) -> Table:
-    table = Table(title="Requests", title_justify="left")
+    table = Table()
     for heading in ("running", "waiting", "hand-offs"):
         table.add_column(heading, justify="right")
     table.add_row(str(load.running), str(load.waiting), str(load.handoffs))
@@ -88,7 +98,7 @@ def _requests(load: NodeLoad) -> Table:
 
 
 def _counters(status: NodeStatus) -> Table:
-    table = Table(title="Since the start", title_justify="left")
+    table = Table()
     table.add_column("counter")
     table.add_column("value", justify="right")
     for name, value in status.counters.items():
@@ -96,10 +106,8 @@ def _counters(status: NodeStatus) -> Table:
     return table
 
 
-def _peers(status: NodeStatus) -> Table | Text:
-    if not status.peers:
-        return Text("No peers")
-    table = Table(title="Peers", title_justify="left")
+def _peers(status: NodeStatus) -> Table:
+    table = Table()
     table.add_column("node")
     table.add_column("link")
     for peer, state in status.peers.items():

@@ -60,7 +60,7 @@ def summary(members: list[Member]) -> Table:
     """Who runs where."""
     table = Table()
     for heading in ("process", "address", "pid", "cores", "serves"):
-        table.add_column(heading)
+        table.add_column(heading, no_wrap=heading != "serves")
     for member in members:
         cores = ", ".join(map(str, member.cores)) or "shared"
         table.add_row(member.name, member.where, str(member.pid), cores, member.what)

@@ -36,7 +36,9 @@ def _flags(parser: argparse.ArgumentParser, path: str = "") -> dict[str, set[str
 
 
 def test_flags_are_frozen() -> None:
-    assert _flags(build_parser()) == FLAGS
+    flags = _flags(build_parser())
+    # The commands of bench/ are frozen by its own tests.
+    assert {name: own for name, own in flags.items() if not name.startswith("bench")} == FLAGS
 
 
 @pytest.mark.parametrize("command", ["", *FLAGS, "node"])

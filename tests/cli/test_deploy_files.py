@@ -93,7 +93,7 @@ def test_dockerfile(dockerfile: Path) -> None:
             *sources, _ = shlex.split(rest)
             copied.update(sources)
     assert all((ROOT / source).exists() for source in copied)
-    assert set(project["tool"]["setuptools"]["packages"]["find"]["where"]) <= copied
+    assert "." in copied, "the build stage has every room"
     runs = " ".join(rest for name, rest in instructions if name == "RUN")
     for extra in re.findall(r"\[(\w+)\]", runs):
         assert extra in project["project"]["optional-dependencies"]
@@ -109,3 +109,10 @@ def test_dockerfile(dockerfile: Path) -> None:
 def test_only_the_node_installs_torch() -> None:
     assert "torch==" in (DEPLOY / "Dockerfile.node").read_text()
     assert "torch==" not in (DEPLOY / "Dockerfile.router").read_text()
+
+
+def test_what_is_built_reaches_the_build_and_what_is_local_does_not() -> None:
+    ignored = set((ROOT / ".dockerignore").read_text().split("\n"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {".git", ".venv"} <= ignored
+    assert not ignored & {*project["tool"]["setuptools"]["packages"]["find"]["where"], "pyproject.toml", "README.md"}

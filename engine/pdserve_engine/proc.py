@@ -147,20 +147,21 @@ class EngineCoreProc:
 
     def _turn(self) -> None:
         """Everything that has happened, then the next step, then one message to each router that has to hear of it."""
-        events = self._wait()
+        for event in self._wait():
+            self._handle(event, time.monotonic())
         now = time.monotonic()
-        for event in events:
-            self._handle(event, now)
         if now - self._ticked_at >= TICK_S:
             self._tick(now)
         self._receiving.grant_waiting(now)
-        self._begin_step(now)
+        self._begin_step(time.monotonic())
         self._flush()
 
     def _wait(self) -> list[Event]:
         is_active = bool(
             self._open or self._drain_deadline is not None or self._sending.is_active() or self._receiving.is_active()
         )
+        if not is_active:
+            self._door.set_load(self._load())
         events: list[Event] = []
         try:
             events.append(self.inbox.get(timeout=TICK_S if is_active else None))
@@ -187,6 +188,7 @@ class EngineCoreProc:
 
     def _tick(self, now: float) -> None:
         self._ticked_at = now
+        self._door.set_load(self._load())
         self._sending.tick(now)
         self._receiving.tick(now)
         for id in [id for id, open in self._open.items() if open.deadline < now]:
@@ -343,7 +345,6 @@ class EngineCoreProc:
             del self._open[output.id]
 
     def _flush(self) -> None:
-        self._door.set_load(self._load())
         for route, outputs in self._outbox.items():
             self._door.send(route, Outputs(outputs=outputs))
         self._outbox.clear()

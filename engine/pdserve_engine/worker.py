@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     import numpy.typing as npt
+    from pdserve_kernels.interface import Backend
 
     from pdserve_engine.config import EngineConfig
     from pdserve_engine.models.config import DecoderConfig
@@ -47,7 +48,7 @@ class Worker:
         NoRoomForCache, ContextTooLong
     """
 
-    def __init__(self, config: EngineConfig, *, backend: str = "torch") -> None:
+    def __init__(self, config: EngineConfig, *, backend: str | Backend = "torch") -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         folder = config.model.path
@@ -57,7 +58,7 @@ class Worker:
         self.max_model_len = config.model.max_model_len or limit
         if self.max_model_len > limit:
             raise ContextTooLong(self.max_model_len, limit)
-        kernels = select_backend(backend)
+        kernels = select_backend(backend) if isinstance(backend, str) else backend
         model = Decoder(model_config, load_weights(folder, dtype), kernels, self.max_model_len)
         self.model_id = model_id(folder)
         self.numerics = kernels.fingerprint(dtype)

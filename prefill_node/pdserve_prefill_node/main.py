@@ -21,7 +21,7 @@ Start at least one, start a decode-node, then: router --prefill HOST --decode HO
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a prefill node until it is told to stop."""
     args = parse_node_args(
-        "prefill-node", DESCRIPTION, default_port=PREFILL_PORT, max_num_batched_tokens=2048, argv=argv
+        "prefill-node", DESCRIPTION, default_port=PREFILL_PORT, max_num_batched_tokens=512, argv=argv
     )
     return run_node("prefill", args, send_policy=OfferWhenScheduled())
 

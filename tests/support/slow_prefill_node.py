@@ -14,7 +14,7 @@ from pdserve_prefill_node.policy import OfferWhenScheduled
 if __name__ == "__main__":
     gate = Path(sys.argv[1])
     args = parse_node_args(
-        "prefill-node", "held back", default_port=7001, max_num_batched_tokens=2048, argv=sys.argv[2:]
+        "prefill-node", "held back", default_port=7001, max_num_batched_tokens=512, argv=sys.argv[2:]
     )
     connectors = {name: slow(connector, gate=gate.exists) for name, connector in CONNECTORS.items()}
     sys.exit(run_node("prefill", args, send_policy=OfferWhenScheduled(), connectors=connectors))

@@ -43,7 +43,7 @@ TEXTS = [
     "Once upon a time, in a small village at the foot of a mountain, there lived",
     "def fibonacci(n: int) -> int:\n    ",
     "1, 2, 4, 8, 16,",
-    LONG[: len(LONG) // 2],
+    LONG[:300],
 ]
 
 
@@ -64,7 +64,7 @@ class Demo:
         ]
 
     def reference(self, num_tokens: int) -> list[list[int]]:
-        """Greedy, in float32, without the end token: all short prompts in one batch, the long ones in another."""
+        """Greedy, in float32, without the end token: all short prompts in one batch, the long one alone."""
         model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
         outputs: dict[int, list[int]] = {}
         for is_long in (False, True):
@@ -122,7 +122,6 @@ def check_proofs(outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) ->
 
 def test_prompts_are_what_they_are_meant_to_be(demo: Demo) -> None:
     assert len(demo.prompts) == 12
-    assert sum(len(prompt) > 400 for prompt in demo.prompts) == 2
     assert 900 < max(map(len, demo.prompts)) < MAX_MODEL_LEN - 100
 
 

@@ -333,7 +333,6 @@ class EngineCoreProc:
             log.warning("a router is silent; ending its %d requests", len(ids))
         for id in ids:
             self._end(id, Aborted(), now)
-        self._outbox.pop(visitor, None)
 
     def _emit(self, output: RequestOutput) -> None:
         """Queues an output for its router. The terminal one is the last."""

@@ -56,8 +56,8 @@ class EngineCoreClient:
     """A node's door, held open.
 
     Attributes:
-        info: who the node is; None while it is not there (never seen, or silent for three seconds). A restarted node
-            has another ``info.identity.boot_id``.
+        info: who the node is; None while it is not there (never seen, the connection broken, or silent for three
+            seconds). A restarted node has another ``info.identity.boot_id``.
         load: its last answer to a ping; None while it is not there.
     """
 
@@ -82,6 +82,7 @@ class EngineCoreClient:
         self._decoder = Decoder(NodeSays)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: Any = None
+        self._monitor: Any = None
         self._here = asyncio.Event()
         self._last_heard = 0.0
         self._greeted = False
@@ -92,8 +93,12 @@ class EngineCoreClient:
         """Begins to connect; returns at once."""
         self._context = zmq.Context()
         self._socket = connect_door(self._context, self.address, self._cluster_key)
-        # The descriptor tells that something has happened, not what: see _on_event.
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        # The descriptors tell that something has happened, not what: see _on_event and _on_disconnect.
         asyncio.get_running_loop().add_reader(self._socket.fd, self._on_event)
+        asyncio.get_running_loop().add_reader(self._monitor.fd, self._on_disconnect)
+        # A descriptor speaks only of what comes after the socket has been looked at.
+        self._on_disconnect()
         self._keeper = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
@@ -104,6 +109,7 @@ class EngineCoreClient:
             self._keeper = None
         if self._context is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fd)
+            asyncio.get_running_loop().remove_reader(self._monitor.fd)
             # Aborts that were said just now still leave, if the node is there to take them.
             self._context.destroy(linger=_LAST_WORDS_MS)
             self._context = None
@@ -166,6 +172,21 @@ class EngineCoreClient:
             self._on_message(message)
         if self.info is None and self._context is not None and not self._greeted:
             self._greeted = self._try_send(Hello())
+
+    def _on_disconnect(self) -> None:
+        """The connection has broken. ZMQ makes another one, but what was under way on this one is lost in silence."""
+        broken = False
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart()
+            broken = True
+        if not broken:
+            return
+        self._on_event()
+        if self.info is not None:
+            log.warning("the connection to %s is broken", self.address)
+            self._set_info(None)
+        self._greeted = False
+        self._on_event()
 
     def _on_message(self, message: NodeSays) -> None:
         match message:

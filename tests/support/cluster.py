@@ -160,6 +160,7 @@ class Cluster:
 
     def restart(self, old: Process) -> Process:
         """A new process at the address of one that has ended."""
+        old.close()
         starting = self.start_prefill if old in self.prefill else self.start_decode
         processes = self.prefill if old in self.prefill else self.decode
         new = starting(port_of(old.ready_line))
@@ -169,6 +170,7 @@ class Cluster:
 
     def restart_router(self) -> Process:
         """A new router at the address of one that has ended."""
+        self.router.close()
         ports = [port_of(node.ready_line) for node in [*self.prefill, *self.decode]]
         self.router = self.start_router(ports, self.port)
         self.router.wait_ready()

@@ -83,6 +83,10 @@ class RouterServer:
         if not await self._serving.drain(self._config.drain_timeout_s):
             log.warning("requests still ran after %g s and were ended", self._config.drain_timeout_s)
 
+    def end_requests(self) -> None:
+        """Do not wait any longer: running requests end with an error."""
+        self._serving.end_all()
+
     async def close(self) -> None:
         """Stop listening, end what still runs, disconnect. Idempotent."""
         self._serving.end_all()
@@ -108,6 +112,7 @@ async def run(config: RouterConfig) -> int:
         if second.done():
             log.warning("ended without draining")
             draining.cancel()
+            server.end_requests()
             return 128 + second.result()
         second.cancel()
         await draining

@@ -282,6 +282,7 @@ class Receiving:
             case Refused(reason=reason) | HandoffFailed(reason=reason):
                 request, failed = self._core.abort(id, now, "failed"), Failed(code="handoff", message=reason)
                 if request is not None:
+                    log.warning("request %s: hand-off failed: %s", id, reason)
                     self._emit(RequestOutput(id=id, position=request.num_output_tokens, end=failed))
                 return
             case _:

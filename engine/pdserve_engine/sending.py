@@ -281,6 +281,8 @@ class Sending:
             case _:
                 raise AssertionError(f"no outcome: {outcome}")
         if request is not None:
+            if isinstance(end, Failed):
+                log.warning("request %s: hand-off failed: %s", id, end.message)
             self._emit(RequestOutput(id=id, position=request.num_output_tokens, end=end))
 
 

@@ -49,8 +49,10 @@ class Worker:
     """
 
     def __init__(self, config: EngineConfig, *, backend: str | Backend = "torch") -> None:
+        kernels = select_backend(backend)
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
+            kernels.set_threads(config.num_threads)
         folder = config.model.path
         model_config = read_config(folder)
         dtype: torch.dtype = getattr(torch, config.model.dtype)

@@ -1,7 +1,9 @@
 """Errors of the kernels.
 
 KernelError
-└── UnknownBackend      no backend of that name
+├── UnknownBackend      no backend of that name
+├── NoSuchFamily        the processor lacks the instruction family that was asked for
+└── NotBuilt            the C kernels were asked for and are not installed
 """
 
 from __future__ import annotations
@@ -14,3 +16,15 @@ class KernelError(Exception):
 class UnknownBackend(KernelError):
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"there is no kernel backend {name!r}; known: {', '.join(known)}")
+
+
+class NoSuchFamily(KernelError):
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"this machine has no instruction family {name!r}; it has: {', '.join(known)}")
+
+
+class NotBuilt(KernelError):
+    def __init__(self) -> None:
+        super().__init__(
+            "the C kernels are not installed: reinstall where there is a C compiler, or use another backend"
+        )

@@ -64,7 +64,7 @@ class AttentionSpec:
         scale: factor of the scores before the softmax.
         sliding_window: a token sees itself and the ``sliding_window - 1`` tokens before it; None sees all before it.
         cos_MD, sin_MD: float32 RoPE tables [M, D / 2].
-        norm_eps: of the norms on the heads of q and k.
+        norm_eps: of all norms.
     """
 
     num_heads: int
@@ -84,8 +84,58 @@ PackedLinear = Any
 """A weight in the order that suits a backend; opaque to callers."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """A layer of a decoder, its matrices as the backend packed them."""
+
+    input_norm_E: torch.Tensor
+    qkv: PackedLinear
+    q_norm_D: torch.Tensor | None
+    k_norm_D: torch.Tensor | None
+    output: PackedLinear
+    mlp_norm_E: torch.Tensor
+    gate_up: PackedLinear
+    down: PackedLinear
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderWeights:
+    """``head``: packed for float32 results."""
+
+    embedding_VE: torch.Tensor
+    layers: list[LayerWeights]
+    norm_E: torch.Tensor
+    head: PackedLinear
+
+
+class DecoderForward(Protocol):
+    """A step of a whole decoder."""
+
+    def __call__(
+        self,
+        token_ids_T: torch.Tensor,
+        metadata: AttentionMetadata,
+        kv_cache: torch.Tensor,
+        logits_rows_N: torch.Tensor,
+    ) -> torch.Tensor:
+        """Computes the tokens of a step and writes their keys and values to ``kv_cache``.
+
+        Args:
+            token_ids_T: int32.
+            logits_rows_N: rows of T whose logits are wanted, int64.
+
+        Returns:
+            Logits, float32 [N, V], valid until the next call.
+        """
+        ...
+
+
 class Backend(Protocol):
     """The operations of a decoder. Stateless but for what it packs; steps do not overlap."""
+
+    def set_threads(self, count: int) -> None:
+        """Computes with this many threads from now on, in all of the process."""
+        ...
 
     def fingerprint(self, dtype: torch.dtype) -> str:
         """Names all that decides the bits of a result beside weights and inputs. Equal strings mean equal bits."""
@@ -100,6 +150,14 @@ class Backend(Protocol):
         """
         ...
 
+    def pack_gate_up(self, weight_2FE: torch.Tensor) -> PackedLinear:
+        """The weights of gate and up, gate first, made ready for ``gated_linear``."""
+        ...
+
+    def decoder(self, weights: DecoderWeights, spec: AttentionSpec) -> DecoderForward:
+        """All operations below put together, in the order of operations.DecoderOfOperations."""
+        ...
+
     def linear(self, x: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """x [T, in] -> x @ weight.T + bias [T, out]."""
         ...
@@ -110,8 +168,8 @@ class Backend(Protocol):
         """(norm(x + residual) * weight, x + residual). Both [T, E]. May overwrite ``x`` and ``residual``."""
         ...
 
-    def silu_mul(self, gate_up_T2F: torch.Tensor) -> torch.Tensor:
-        """[T, 2F], gate before up -> silu(gate) * up [T, F]."""
+    def gated_linear(self, x_TE: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
+        """silu(x @ gate.T) * (x @ up.T) [T, F]."""
         ...
 
     def plan(self, metadata: AttentionMetadata, spec: AttentionSpec, kv_cache: torch.Tensor) -> Plan:

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 
+from pdserve_kernels.operations import DecoderOfOperations
+
 if TYPE_CHECKING:
-    from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
+    from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights
 
 VERSION = 1
 
@@ -54,6 +56,9 @@ class _Plan:
 class TorchBackend:
     """See interface.Backend."""
 
+    def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
     def fingerprint(self, dtype: torch.dtype) -> str:
         parts = [f"torch{VERSION}", torch.__version__, str(dtype).removeprefix("torch.")]
         capabilities = torch.cpu.get_capabilities()
@@ -80,6 +85,15 @@ class TorchBackend:
             return y
         return F.linear(x, packed.weight, packed.bias)
 
+    def pack_gate_up(self, weight_2FE: torch.Tensor) -> _Linear:
+        return self.pack_linear(weight_2FE)
+
+    def gated_linear(self, x_TE: torch.Tensor, packed: _Linear) -> torch.Tensor:
+        return self.silu_mul(self.linear(x_TE, packed))
+
+    def decoder(self, weights: DecoderWeights, spec: AttentionSpec) -> DecoderOfOperations:
+        return DecoderOfOperations(self, weights, spec)
+
     def rms_norm(
         self, x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float, residual_TE: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +102,7 @@ class TorchBackend:
         return F.rms_norm(x_TE, weight_E.shape, weight_E, eps), x_TE
 
     def silu_mul(self, gate_up_T2F: torch.Tensor) -> torch.Tensor:
+        """[T, 2F], gate before up -> silu(gate) * up [T, F]."""
         gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
         return F.silu(gate_TF).mul_(up_TF)
 

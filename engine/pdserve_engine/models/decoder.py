@@ -5,31 +5,18 @@ Letters in shapes as in pdserve_kernels.interface; N: rows whose logits are want
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from pdserve_kernels.interface import AttentionSpec
+from pdserve_kernels.interface import AttentionSpec, DecoderWeights, LayerWeights
 
 from pdserve_engine.models.errors import WeightsMismatch
 from pdserve_engine.models.rope import rope_tables
 
 if TYPE_CHECKING:
-    from pdserve_kernels.interface import AttentionMetadata, Backend, PackedLinear
+    from pdserve_kernels.interface import AttentionMetadata, Backend
 
     from pdserve_engine.models.config import DecoderConfig
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm_E: torch.Tensor
-    qkv: PackedLinear
-    q_norm_D: torch.Tensor | None
-    k_norm_D: torch.Tensor | None
-    output: PackedLinear
-    mlp_norm_E: torch.Tensor
-    gate_up: PackedLinear
-    down: PackedLinear
 
 
 class Decoder:
@@ -51,13 +38,12 @@ class Decoder:
         self._backend = backend
         take = _Taker(weights)
         hidden, head_dim = config.hidden_size, config.head_dim
-        self._embedding_VE = take("model.embed_tokens.weight", config.vocab_size, hidden)
-        self._layers = [self._pack_layer(take, f"model.layers.{index}.") for index in range(config.num_layers)]
-        self._norm_E = take("model.norm.weight", hidden)
-        head_VE = self._embedding_VE if config.tied_embeddings else take("lm_head.weight", config.vocab_size, hidden)
-        self._head = backend.pack_linear(head_VE, float32_output=True)
+        embedding_VE = take("model.embed_tokens.weight", config.vocab_size, hidden)
+        layers = [self._pack_layer(take, f"model.layers.{index}.") for index in range(config.num_layers)]
+        norm_E = take("model.norm.weight", hidden)
+        head_VE = embedding_VE if config.tied_embeddings else take("lm_head.weight", config.vocab_size, hidden)
         cos_MD, sin_MD = rope_tables(config, max_model_len)
-        self._spec = AttentionSpec(
+        spec = AttentionSpec(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=head_dim,
@@ -67,8 +53,11 @@ class Decoder:
             sin_MD=sin_MD,
             norm_eps=config.norm_eps,
         )
+        head = backend.pack_linear(head_VE, float32_output=True)
+        packed = DecoderWeights(embedding_VE=embedding_VE, layers=layers, norm_E=norm_E, head=head)
+        self._forward = backend.decoder(packed, spec)
 
-    def _pack_layer(self, take: _Taker, prefix: str) -> _Layer:
+    def _pack_layer(self, take: _Taker, prefix: str) -> LayerWeights:
         config, pack = self.config, self._backend.pack_linear
         hidden, head_dim, inner = config.hidden_size, config.head_dim, config.intermediate_size
         rows = {
@@ -87,14 +76,14 @@ class Decoder:
             k_norm_D = take(attention + "k_norm.weight", head_dim)
         qkv = torch.cat([take(f"{attention}{name}_proj.weight", size, hidden) for name, size in rows.items()])
         gate_up = torch.cat([take(f"{mlp}{name}_proj.weight", inner, hidden) for name in ("gate", "up")])
-        return _Layer(
+        return LayerWeights(
             input_norm_E=take(prefix + "input_layernorm.weight", hidden),
             qkv=pack(qkv, qkv_bias),
             q_norm_D=q_norm_D,
             k_norm_D=k_norm_D,
             output=pack(take(attention + "o_proj.weight", hidden, rows["q"]), output_bias),
             mlp_norm_E=take(prefix + "post_attention_layernorm.weight", hidden),
-            gate_up=pack(gate_up),
+            gate_up=self._backend.pack_gate_up(gate_up),
             down=pack(take(mlp + "down_proj.weight", hidden, inner)),
         )
 
@@ -112,23 +101,9 @@ class Decoder:
             logits_rows_N: rows of T whose logits are wanted, int64.
 
         Returns:
-            Logits, float32 [N, V].
+            Logits, float32 [N, V], valid until the next call.
         """
-        backend, eps = self._backend, self.config.norm_eps
-        plan = backend.plan(metadata, self._spec, kv_cache)
-        x_TE = self._embedding_VE.index_select(0, token_ids_T)
-        residual_TE: torch.Tensor | None = None
-        for index, layer in enumerate(self._layers):
-            x_TE, residual_TE = backend.rms_norm(x_TE, layer.input_norm_E, eps, residual_TE)
-            qkv = backend.linear(x_TE, layer.qkv)
-            q_THD = backend.rope_and_write_kv(qkv, index, plan, layer.q_norm_D, layer.k_norm_D)
-            x_TE = backend.linear(backend.paged_attention(q_THD, index, plan), layer.output)
-            x_TE, residual_TE = backend.rms_norm(x_TE, layer.mlp_norm_E, eps, residual_TE)
-            x_TE = backend.linear(backend.silu_mul(backend.linear(x_TE, layer.gate_up)), layer.down)
-        x_NE = x_TE.index_select(0, logits_rows_N)
-        residual_NE = residual_TE.index_select(0, logits_rows_N) if residual_TE is not None else None
-        x_NE, _ = backend.rms_norm(x_NE, self._norm_E, eps, residual_NE)
-        return backend.linear(x_NE, self._head)
+        return self._forward(token_ids_T, metadata, kv_cache, logits_rows_N)
 
 
 class _Taker:

@@ -7,14 +7,15 @@ import torch
 from pdserve_kernels.errors import UnknownBackend
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
 from pdserve_kernels.select import select_backend
+from support.backends import BACKENDS, make_backend
 
 BLOCK, LAYERS, HEADS, KV_HEADS, DIM = 4, 2, 6, 2, 8
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
 
 
-@pytest.fixture
-def backend():
-    return select_backend("torch")
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return make_backend(request.param)
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -95,12 +96,14 @@ def test_logits_of_bfloat16_weights_are_not_rounded(backend):
     assert not torch.equal(logits, logits.bfloat16().float())
 
 
-def test_silu_mul(backend):
-    x = random(3, 20)
-    gate, up = x.double().chunk(2, -1)
-    torch.testing.assert_close(
-        backend.silu_mul(x.clone()).double(), gate / (1 + (-gate).exp()) * up, rtol=1e-5, atol=1e-6
-    )
+@pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
+@pytest.mark.parametrize("width", [10, 64, 200])
+def test_gated_linear(backend, dtype, tolerance, width):
+    x, weight = random(5, 24, dtype=dtype), random(2 * width, 24, seed=1, dtype=dtype)
+    gate, up = (x.double() @ weight.double().T).chunk(2, -1)
+    y = backend.gated_linear(x, backend.pack_gate_up(weight))
+    assert y.dtype == dtype
+    torch.testing.assert_close(y.double(), gate / (1 + (-gate).exp()) * up, rtol=tolerance, atol=5 * tolerance)
 
 
 @pytest.mark.parametrize("with_norm", [False, True])
@@ -178,12 +181,12 @@ def test_attention_of_a_request_does_not_depend_on_the_batch(backend):
         token = stop
 
 
-def test_fingerprint_names_dtype_and_threads(backend):
-    assert backend.fingerprint(torch.bfloat16) == select_backend("torch").fingerprint(torch.bfloat16)
-    assert backend.fingerprint(torch.bfloat16) != backend.fingerprint(torch.float32)
-    assert f"threads{torch.get_num_threads()}" in backend.fingerprint(torch.float32)
+def test_fingerprint_names_all_that_decides_bits():
+    prints = [make_backend(name).fingerprint(dtype) for name in BACKENDS for dtype in (torch.bfloat16, torch.float32)]
+    assert len(set(prints)) == len(prints)
+    assert f"threads{torch.get_num_threads()}" in select_backend("torch").fingerprint(torch.float32)
 
 
 def test_unknown_backend_is_refused_by_name():
-    with pytest.raises(UnknownBackend, match=r"'cuda'.*torch"):
+    with pytest.raises(UnknownBackend, match=r"'cuda'.*auto, cpu, torch"):
         select_backend("cuda")

@@ -1,0 +1,223 @@
+/* Vectors of float32 in the width of an instruction family. Included by isa_*.c after its choice of one:
+ * PD_AVX512, PD_AVX2, or neither. Every function is defined in each of them, with the bits of that family. */
+#include <string.h>
+
+#include "kernels.h"
+
+#define INLINE static inline __attribute__((always_inline, unused))
+
+INLINE float bf16_to_float(bf16 x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, 4);
+    return y;
+}
+
+/* Nearest, ties to even. */
+INLINE bf16 float_to_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u)
+        return (bf16)(bits >> 16 | 0x40);
+    return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+#if defined(PD_AVX512)
+
+#include <immintrin.h>
+typedef __m512 vf;
+enum { VW = 16 };
+INLINE vf vset1(float x) { return _mm512_set1_ps(x); }
+INLINE vf vload(const float *p) { return _mm512_loadu_ps(p); }
+INLINE void vstore(float *p, vf x) { _mm512_storeu_ps(p, x); }
+INLINE vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf vround(vf x) { return _mm512_roundscale_ps(x, 8); }
+INLINE vf vscale2(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+INLINE vf vload_bf16(const bf16 *p)
+{
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
+}
+INLINE void vstore_bf16(bf16 *p, vf x) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+INLINE float vhmax(vf x) { return _mm512_reduce_max_ps(x); }
+/* Lanes whose index is in [first, last) keep x, the others get `other`. */
+INLINE vf vkeep(vf x, int64_t first, int64_t last, float other)
+{
+    first = first < 0 ? 0 : first > 16 ? 16 : first;
+    last = last < first ? first : last > 16 ? 16 : last;
+    __mmask16 mask = (__mmask16)(((1u << last) - 1) & ~((1u << first) - 1));
+    return _mm512_mask_blend_ps(mask, _mm512_set1_ps(other), x);
+}
+
+#elif defined(PD_AVX2)
+
+#include <immintrin.h>
+typedef __m256 vf;
+enum { VW = 8 };
+INLINE vf vset1(float x) { return _mm256_set1_ps(x); }
+INLINE vf vload(const float *p) { return _mm256_loadu_ps(p); }
+INLINE void vstore(float *p, vf x) { _mm256_storeu_ps(p, x); }
+INLINE vf vfma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf vround(vf x) { return _mm256_round_ps(x, 8); }
+/* n is whole and at least -126. */
+INLINE vf vscale2(vf x, vf n)
+{
+    __m256i exponent = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return x * _mm256_castsi256_ps(exponent);
+}
+INLINE vf vload_bf16(const bf16 *p)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16));
+}
+INLINE void vstore_bf16(bf16 *p, vf x)
+{
+    __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
+    __m256i odd = _mm256_and_si256(high, _mm256_set1_epi32(1));
+    __m256i rounded =
+        _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd), 16);
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    rounded = _mm256_blendv_epi8(rounded, _mm256_or_si256(high, _mm256_set1_epi32(0x40)), nan);
+    __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
+}
+
+#else
+
+typedef float vf __attribute__((vector_size(16), aligned(4), may_alias));
+typedef int32_t vmask __attribute__((vector_size(16)));
+enum { VW = 4 };
+INLINE vf vselect(vmask mask, vf a, vf b) { return (vf)((mask & (vmask)a) | (~mask & (vmask)b)); }
+INLINE vf vset1(float x) { return (vf){x, x, x, x}; }
+INLINE vf vload(const float *p) { return *(const vf *)p; }
+INLINE void vstore(float *p, vf x) { *(vf *)p = x; }
+INLINE vf vfma(vf a, vf b, vf c) { return a * b + c; }
+INLINE vf vmax(vf a, vf b) { return vselect(a > b, a, b); }
+INLINE vf vround(vf x)
+{
+    vf magic = vset1(12582912.0f); /* 1.5 * 2^23: adding it leaves no fraction */
+    return x + magic - magic;
+}
+INLINE vf vscale2(vf x, vf n)
+{
+    vf y;
+    for (int i = 0; i < VW; i++) {
+        uint32_t bits = (uint32_t)((int32_t)n[i] + 127) << 23;
+        float power;
+        memcpy(&power, &bits, 4);
+        y[i] = x[i] * power;
+    }
+    return y;
+}
+INLINE vf vload_bf16(const bf16 *p)
+{
+    return (vf){bf16_to_float(p[0]), bf16_to_float(p[1]), bf16_to_float(p[2]), bf16_to_float(p[3])};
+}
+INLINE void vstore_bf16(bf16 *p, vf x)
+{
+    for (int i = 0; i < VW; i++)
+        p[i] = float_to_bf16(x[i]);
+}
+
+#endif
+
+#if !defined(PD_AVX512)
+INLINE float vhmax(vf x)
+{
+    float y = x[0];
+    for (int i = 1; i < VW; i++)
+        y = x[i] > y ? x[i] : y;
+    return y;
+}
+INLINE vf vkeep(vf x, int64_t first, int64_t last, float other)
+{
+    for (int i = 0; i < VW; i++)
+        x[i] = i >= first && i < last ? x[i] : other;
+    return x;
+}
+#endif
+
+/* The sum of the lanes, halves upon halves. */
+INLINE float vhsum(vf x)
+{
+    float lanes[VW];
+    vstore(lanes, x);
+    for (int width = VW / 2; width; width /= 2)
+        for (int i = 0; i < width; i++)
+            lanes[i] += lanes[i + width];
+    return lanes[0];
+}
+
+/* Lanes of y where x is at least `limit`, else 0. */
+INLINE vf vzero_below(vf x, float limit, vf y)
+{
+#if defined(PD_AVX512)
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GE_OQ), y);
+#elif defined(PD_AVX2)
+    return _mm256_and_ps(y, _mm256_cmp_ps(x, _mm256_set1_ps(limit), _CMP_GE_OQ));
+#else
+    return vselect(x >= vset1(limit), y, vset1(0.0f));
+#endif
+}
+
+/* 2^x for x <= 127: a polynomial of degree 6 on [-1/2, 1/2], relative error below 3e-7. Exactly 1 at 0; 0 below -125. */
+INLINE vf vexp2(vf given)
+{
+    vf x = vmax(given, vset1(-126.0f));
+    vf n = vround(x), f = x - n;
+    vf p = vset1(1.5403530e-4f);
+    p = vfma(p, f, vset1(1.3333558e-3f));
+    p = vfma(p, f, vset1(9.6181291e-3f));
+    p = vfma(p, f, vset1(5.5504109e-2f));
+    p = vfma(p, f, vset1(2.4022651e-1f));
+    p = vfma(p, f, vset1(6.9314718e-1f));
+    p = vfma(p, f, vset1(1.0f));
+    return vzero_below(given, -125.0f, vscale2(p, n));
+}
+
+/* x / (1 + e^-x). */
+INLINE vf vsilu(vf x)
+{
+    vf power = -vmax(vset1(1.44269504f) * x, vset1(-126.0f));
+    return x / (vset1(1.0f) + vexp2(power));
+}
+
+/* Rows of numbers to float32 and back; counts need not be multiples of the vector width. */
+INLINE void to_floats(enum dtype dtype, const void *from, float *to, int64_t count)
+{
+    if (dtype == F32) {
+        memcpy(to, from, (size_t)count * 4);
+        return;
+    }
+    const bf16 *p = from;
+    int64_t i = 0;
+    for (; i + VW <= count; i += VW)
+        vstore(to + i, vload_bf16(p + i));
+    for (; i < count; i++)
+        to[i] = bf16_to_float(p[i]);
+}
+
+INLINE void from_floats(enum dtype dtype, const float *from, void *to, int64_t count)
+{
+    if (dtype == F32) {
+        memcpy(to, from, (size_t)count * 4);
+        return;
+    }
+    bf16 *p = to;
+    int64_t i = 0;
+    for (; i + VW <= count; i += VW)
+        vstore_bf16(p + i, vload(from + i));
+    if (i < count) {
+        float rest[VW] = {0};
+        bf16 rounded[VW];
+        memcpy(rest, from + i, (size_t)(count - i) * 4);
+        vstore_bf16(rounded, vload(rest));
+        memcpy(p + i, rounded, (size_t)(count - i) * 2);
+    }
+}
+
+INLINE int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+INLINE int64_t minimum(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t maximum(int64_t a, int64_t b) { return a > b ? a : b; }

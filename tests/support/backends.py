@@ -1,0 +1,31 @@
+"""Every kernel backend that this machine can run: torch, and C for each instruction family it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pdserve_kernels import cpu
+from pdserve_kernels.torch_backend import TorchBackend
+
+if TYPE_CHECKING:
+    from pdserve_kernels.interface import Backend
+
+
+def families() -> list[str]:
+    """Instruction families of the machine, best first; none where the C kernels are not built."""
+    if not cpu.is_built():
+        return []
+    from pdserve_kernels.cpu import _native
+
+    return _native.families()
+
+
+BACKENDS = ["torch", *(f"cpu-{family}" for family in families())]
+
+
+def make_backend(name: str) -> Backend:
+    if name == "torch":
+        return TorchBackend()
+    from pdserve_kernels.cpu.backend import CpuBackend
+
+    return CpuBackend(name.removeprefix("cpu-"))

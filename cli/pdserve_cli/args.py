@@ -6,6 +6,7 @@ import argparse
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from pdserve_bench.args import add_bench
 from pdserve_protocol.door import DECODE_PORT, PREFILL_PORT, ROUTER_PORT
 from pdserve_protocol.timing import CONNECT_S, DRAIN_TIMEOUT_S, REQUEST_TIMEOUT_S
 
@@ -98,6 +99,8 @@ def build_parser() -> argparse.ArgumentParser:
     demo = _sub(commands, "demo", "two prompts, and the proof of disaggregation", _DEMO, "")
     _add_model(demo, DEMO_MODEL)
     _add_log_level(demo, "warning")
+
+    add_bench(commands)
 
     node = _sub(commands, "node", "ask a running node", _NODE, "")
     verbs = node.add_subparsers(dest="verb", required=True, metavar="VERB", title="verbs")

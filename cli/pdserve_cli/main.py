@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from pdserve_bench.errors import BenchError
+from pdserve_bench.main import run_bench
 from pdserve_protocol.door import PREFILL_PORT, parse_address
 from pdserve_protocol.errors import AddressError, ProtocolError
 from rich.console import Console
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_run(args))
     except KeyboardInterrupt:
         sys.exit(130)
-    except CliError as error:
+    except (CliError, BenchError) as error:
         _fail(error, error.exit_code)
     except (ProtocolError, OSError) as error:
         _fail(error, 2 if isinstance(error, AddressError) else 1)
@@ -49,6 +51,8 @@ def _run(args: argparse.Namespace) -> int:
         from pdserve_cli.demo import demo
 
         return asyncio.run(demo(demo_config(args), model=args.model, console=console, log=log))
+    if args.command == "bench":
+        return run_bench(args, console=console, log=log)
     addresses = [parse_address(text, PREFILL_PORT) for text in args.address]
     key, timeout = cluster_key(args, os.environ), args.timeout
     if args.verb == "status":

@@ -49,7 +49,7 @@ class Worker:
     """
 
     def __init__(self, config: EngineConfig, *, backend: str | Backend = "torch") -> None:
-        kernels = select_backend(backend)
+        kernels = select_backend(backend) if isinstance(backend, str) else backend
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
             kernels.set_threads(config.num_threads)
@@ -60,7 +60,6 @@ class Worker:
         self.max_model_len = config.model.max_model_len or limit
         if self.max_model_len > limit:
             raise ContextTooLong(self.max_model_len, limit)
-        kernels = select_backend(backend) if isinstance(backend, str) else backend
         model = Decoder(model_config, load_weights(folder, dtype), kernels, self.max_model_len)
         self.model_id = model_id(folder)
         self.numerics = kernels.fingerprint(dtype)

@@ -155,6 +155,7 @@ class _Status:
             "created": self._created,
             "owned_by": "pdserve",
             "max_model_len": min(info.max_model_len for info in infos),
+            "vocab_size": min(info.vocab_size for info in infos),
         }
 
 

@@ -1,0 +1,164 @@
+"""Flags of ``pdserve bench``. Imports nothing but argparse: every ``pdserve`` command reads this module."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+_BENCH = "Measures servers from outside, and computation against the limits of the machine."
+_SERVE = """\
+Sends streaming requests to an OpenAI server and measures what its clients see: time to the first and to the second
+token, time per token, gaps between tokens, time to the end, tokens and requests per second. Works with any server that
+streams completions; random prompts are lists of token ids, fresh in every run unless --seed is given.
+"""
+_SERVE_EPILOG = """\
+lengths are N, uniform:LOW-HIGH, or lognormal:MEDIAN,SIGMA
+
+examples:
+  pdserve bench serve --concurrency 16 --input-len 512 --output-len 64 --num-prompts 128
+  pdserve bench serve --request-rate 2 --arrivals gamma --burstiness 0.5 --slo ttft:500ms,itl:50ms --plot run.html
+"""
+_KERNELS = """\
+Times every operation of a decode and of a prefill step inside real steps of a real model, and whole steps, against the
+floor that the same run measures: bytes over read bandwidth, or FLOPs over the fastest matrix product.
+"""
+_KERNELS_EPILOG = """\
+examples:
+  pdserve bench kernels
+  taskset -c 0 pdserve bench kernels --batch-sizes 1 16 --prefill-lens 512 --json kernels.json --plot kernels.html
+"""
+
+
+def add_bench(commands: Any) -> None:
+    """Adds ``bench`` and its own commands to the subparsers of ``pdserve``."""
+    bench = _sub(commands, "bench", "load on a server; kernels against the machine's limits", _BENCH, "")
+    benchmarks = bench.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", title="benchmarks")
+    _add_serve(benchmarks)
+    _add_kernels(benchmarks)
+
+
+def _add_serve(benchmarks: Any) -> None:
+    serve = _sub(benchmarks, "serve", "what clients of a server see", _SERVE, _SERVE_EPILOG)
+    add = serve.add_argument
+    add("--url", default="http://127.0.0.1:8000", help="the server, without /v1 (default: %(default)s)")
+    add("--model", metavar="NAME", help="as requests name it (default: the first that the server has)")
+    add("--endpoint", choices=["completions", "chat"], default="completions", help="default: %(default)s")
+    load = serve.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency",
+        type=int,
+        metavar="N",
+        help="closed loop: so many requests under way at any time (default: 1, without --request-rate)",
+    )
+    load.add_argument(
+        "--request-rate", type=float, metavar="R", help="open loop: R requests per second, whatever the server does"
+    )
+    add(
+        "--arrivals",
+        choices=["poisson", "constant", "gamma"],
+        default="poisson",
+        help="gaps between requests of an open loop (default: %(default)s)",
+    )
+    add(
+        "--burstiness",
+        type=float,
+        default=1.0,
+        metavar="B",
+        help="shape of --arrivals gamma: below 1 in bursts, 1 as poisson, above more even (default: %(default)g)",
+    )
+    add("--num-prompts", type=int, default=64, metavar="N", help="requests that are measured (default: %(default)s)")
+    add("--warmup", type=int, default=2, metavar="N", help="requests before those (default: %(default)s)")
+    add("--input-len", default="512", metavar="LENGTHS", help="tokens of a random prompt (default: %(default)s)")
+    add(
+        "--output-len",
+        default="64",
+        metavar="LENGTHS",
+        help="tokens of an output; end tokens are ignored (default: %(default)s)",
+    )
+    add("--prompts", type=Path, metavar="FILE", help="prompts, one a line; .jsonl: 'prompt' or 'messages' of each")
+    add(
+        "--tokenizer-vocab",
+        type=int,
+        metavar="N",
+        help="token ids of random prompts are below N (default: the vocabulary's size, where the server says it)",
+    )
+    add("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
+    add("--seed", type=int, metavar="N", help="of prompts, lengths and arrivals (default: another in every run)")
+    add(
+        "--timeout",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="seconds after which a request has failed (default: %(default)g)",
+    )
+    add(
+        "--slo",
+        default="",
+        metavar="WHAT:LIMIT,...",
+        help="objectives for goodput: ttft, second, tpot, itl (99th percentile in a request), e2e, as ttft:500ms",
+    )
+    add(
+        "--watch-pid",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="PID",
+        help="processes of this machine whose processor time per 1,000 output tokens is measured",
+    )
+    _add_outputs(serve)
+
+
+def _add_kernels(benchmarks: Any) -> None:
+    kernels = _sub(benchmarks, "kernels", "operations and whole steps against the floor", _KERNELS, _KERNELS_EPILOG)
+    add = kernels.add_argument
+    add(
+        "--model",
+        default="smollm2",
+        help="a Hugging Face folder, a GGUF file, or smollm2, the demo model (default: %(default)s)",
+    )
+    add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="default: %(default)s")
+    add("--backend", default="auto", metavar="NAME", help="backend that is measured (default: %(default)s)")
+    add(
+        "--baseline",
+        default="torch",
+        metavar="NAME",
+        help="backend that it is compared with, or none (default: %(default)s)",
+    )
+    add("--threads", type=int, default=1, metavar="N", help="threads of a step (default: %(default)s)")
+    add(
+        "--batch-sizes",
+        type=int,
+        nargs="*",
+        default=[1, 4, 16, 64],
+        metavar="N",
+        help="requests of the decode steps (default: 1 4 16 64)",
+    )
+    add("--context", type=int, default=512, metavar="N", help="tokens of each of them (default: %(default)s)")
+    add(
+        "--prefill-lens",
+        type=int,
+        nargs="*",
+        default=[512, 2048],
+        metavar="N",
+        help="prompts of the prefill steps (default: 512 2048)",
+    )
+    add("--repetitions", type=int, default=10, metavar="N", help="of each step (default: %(default)s)")
+    _add_outputs(kernels)
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--label", default="", help="names the run in what is printed and written")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="writes the result as JSON")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture (.png), or one and tables (.html)")
+
+
+def _sub(subparsers: Any, name: str, text: str, description: str, epilog: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=text,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser

@@ -6,7 +6,6 @@ import asyncio
 import json
 import pickle
 import random
-import re
 import socket
 import struct
 import subprocess
@@ -14,7 +13,6 @@ import sys
 import time
 import uuid
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -27,6 +25,7 @@ from pdserve_protocol.requests import AbortRequests, AddRequest, ReceiveFrom, Se
 from pdserve_protocol.sampling import SamplingParams
 from support.clients import Stream, greedy, prompt_of
 from support.cluster import Cluster, Process, port_of, wait_for
+from support.listening import listening_addresses
 from support.models import tiny_model
 
 if TYPE_CHECKING:
@@ -298,24 +297,6 @@ def test_transfer_parameters_of_a_client_mean_nothing(cluster: Cluster) -> None:
             assert answer["choices"][0]["text"] == text
             assert answer["pdserve"]["transport"] == "nixl"
             assert "kv_transfer_params" not in answer
-
-
-def listening_addresses(process: Process) -> set[tuple[str, int]]:
-    """Address and port of every TCP socket on which a process listens."""
-    inodes = set()
-    for link in Path(f"/proc/{process.pid}/fd").iterdir():
-        if link.is_symlink() and (match := re.fullmatch(r"socket:\[(\d+)\]", str(link.readlink()))):
-            inodes.add(match[1])
-    found = set()
-    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path(f"/proc/{process.pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                host, port = fields[1].split(":")
-                words = bytes.fromhex(host)
-                packed = b"".join(words[i : i + 4][::-1] for i in range(0, len(words), 4))
-                found.add((socket.inet_ntop(family, packed), int(port, 16)))
-    return found
 
 
 ZMTP_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + b"\x00" + bytes(31)

@@ -25,7 +25,7 @@ _OTHER, _OUTSIDE, _BASELINE = "#a0aec0", "#dd6b20", "#1a202c"
 
 
 def plot(result: Result, backend: str, baseline: str | None, title: str) -> Figure:
-    """Stacked bars of ``backend``'s operations one by one; marks where its whole steps are, and those of ``baseline``."""
+    """Stacked bars of ``backend``'s operations one by one; marks for its whole steps and for those of ``baseline``."""
     steps = result.of(backend)
     figure = Figure(figsize=(11, 6), layout="constrained")
     axes = figure.subplots()
@@ -46,7 +46,8 @@ def plot(result: Result, backend: str, baseline: str | None, title: str) -> Figu
     axes.plot(places, [step.ratio for step in steps], "D", color=_BASELINE, markersize=7, label="whole step")
     if baseline is not None and baseline != backend:
         ratios = [step.ratio for step in result.of(baseline)]
-        axes.plot(places, ratios, "_", color=_BASELINE, markersize=40, markeredgewidth=2, label=baseline)
+        starts, ends = [place - 0.3 for place in places], [place + 0.3 for place in places]
+        axes.hlines(ratios, starts, ends, color=_BASELINE, linewidth=2, label=baseline)
     for place, step in zip(places, steps, strict=True):
         text = f"{step.seconds.p50 * 1e3:.1f} ms\n{step.ratio:.2f}x"
         axes.annotate(

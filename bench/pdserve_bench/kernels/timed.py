@@ -1,9 +1,9 @@
 """A backend that times another one's steps, and in other steps its operations.
 
-A step is computed in one of two ways. As the other backend does it, where only the call for the whole decoder is timed;
-or operation by operation, where each call is. A backend may fuse what is several operations here, so that the second way
-says where time goes, but only the first how long a step takes. Every method of the other one is an operation, also those
-that the interface does not have yet.
+A step is computed in one of two ways. As the other backend does it, where only the call for the whole decoder is
+timed; or operation by operation, where each call is. A backend may fuse what is several operations here, so that the
+second way says where time goes, but only the first how long a step takes.
+Every method of the other one is an operation, also those that the interface does not have yet.
 """
 
 from __future__ import annotations

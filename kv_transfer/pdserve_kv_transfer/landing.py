@@ -22,7 +22,8 @@ class LandingZone:
     """One peer's region: page-aligned anonymous memory of its own, uint8 [num_slots, block_bytes]."""
 
     def __init__(self, num_slots: int, block_bytes: int) -> None:
-        self._map = mmap.mmap(-1, num_slots * block_bytes)
+        # Shared memory, mmap's default, would keep its pages when it is abandoned.
+        self._map = mmap.mmap(-1, num_slots * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._scratch_B = np.empty(block_bytes, dtype=np.uint8)
         self.memory_SB: npt.NDArray[np.uint8] = np.frombuffer(
             self._map, dtype=np.uint8, count=num_slots * block_bytes

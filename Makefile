@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve test lint clean
+.PHONY: help setup demo serve bench test lint clean
 help:           ## this list
 	@grep -E '^[a-z]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -25,6 +25,9 @@ demo: $(STAMP)  ## prefill node, decode node and router on this machine answer t
 
 serve: $(STAMP) ## the same three, serving on port 8000 until Ctrl-C
 	@$(BIN)/pdserve serve --model smollm2
+
+bench: $(STAMP) ## a model's steps and kernels against what this machine can do
+	@$(BIN)/pdserve bench kernels --model smollm2
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 from support.clients import Stream, greedy, prompt_of
-from support.cluster import Cluster, wait_for
+from support.cluster import Cluster, port_of, wait_for
 from support.models import tiny_model
 
 if TYPE_CHECKING:
@@ -160,3 +161,23 @@ def test_a_queued_prompt_that_is_dropped(cluster: Cluster, gate: Path) -> None:
         gate.touch()
         assert first.wait_end().is_whole
         assert second.wait_end().is_whole
+
+
+def test_requests_that_take_too_long(cluster: Cluster, gate: Path) -> None:
+    cluster.router_args = ["--request-timeout", "1"]
+    router = cluster.start_router([port_of(node.ready_line) for node in [*cluster.prefill, *cluster.decode]], 0)
+    cluster.router_args = []
+    with closing(router):
+        port = port_of(router.wait_ready())
+        wait_for(lambda: Stream(port, greedy([5], 2)).wait_end().is_whole, 10, "it serves")
+        gate.unlink()
+        begun = time.monotonic()
+        streams = [Stream(port, greedy(prompt_of(11, 100), 8), stream=streaming) for streaming in (True, False)]
+        for stream, status in zip(streams, (200, 504), strict=True):
+            stream.wait_end(3)
+            assert 0.9 < time.monotonic() - begun < 2.5
+            assert stream.status == status
+            assert stream.error is not None
+            assert stream.error["type"] == "timeout_error"
+            assert not stream.done
+    wait_for(cluster.is_idle, 4.0, "all blocks are back though no write has ended", lambda: str(loads(cluster)))

@@ -84,7 +84,7 @@ def _rates(summary: Summary) -> Table:
 def _processes(summary: Summary) -> Table:
     rows = [
         [
-            f"{process.name} ({process.pid})",
+            f"{process.name.removeprefix('pdserve_').removesuffix('.main')} ({process.pid})",
             f"{process.cpu_s:.2f}",
             number(process.cpu_s_per_1000_tokens * 1e3),
             number(process.cpu_s_per_request * 1e3),

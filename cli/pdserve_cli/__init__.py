@@ -1,7 +1,7 @@
 """The `pdserve` command: starts nodes and a router on this machine, shows what they do, asks a node how it is.
 
 Owns processes, terminals and command lines. Imports nothing but the wire types: everything else runs in processes of
-its own and is spoken to as any user would. `pdserve bench` alone works in this process: pdserve_bench is imported for it.
+its own and is spoken to as any user would. `pdserve bench` alone works in this process: bench is imported for it.
 
     main.py        from a command line to an exit code
     args.py        subcommands and their flags

@@ -29,4 +29,4 @@ class Deadlines:
     remember_ended_s: float = timing.REMEMBER_ENDED_S
     dead_after_s: float = timing.DEAD_AFTER_S
     state_interval_s: float = timing.STATE_INTERVAL_S
-    connect_s: float = timing.CONNECT_S
+    connect_s: float = timing.LINK_UP_S

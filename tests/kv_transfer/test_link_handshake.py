@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from pdserve_kv_transfer.effects import Connect, Ended, Failed, LinkLost, NeedRegion, Transmit
@@ -9,6 +11,7 @@ from pdserve_kv_transfer.link import stale_boot
 from pdserve_kv_transfer.receiver_link import ReceiverLink
 from pdserve_kv_transfer.sender_link import LinkState, SenderLink
 from pdserve_protocol.handoff import LinkHello, LinkRefused, LinkWelcome, PeerMessage, Region, StaleBoot
+from pdserve_protocol.timing import LINK_UP_S
 from support.handoff_world import BLOCK_BYTES, World, identity
 
 
@@ -54,7 +57,7 @@ def test_unlike_numerics_serve_but_are_not_exact() -> None:
 def test_nobody_answers() -> None:
     world = World()
     world.offer("a", 20)
-    for _ in range(14):
+    for _ in range(math.ceil(LINK_UP_S / 0.25) + 2):
         world.network.clear()
         world.advance(0.25)
     assert "welcomed" in reason_of(world)

@@ -13,9 +13,10 @@ setup(
             sources=sorted(str(path) for path in SOURCES.glob("*.c")),
             depends=sorted(str(path) for path in [*SOURCES.glob("*.h"), *SOURCES.glob("*.inc")]),
             # Products and sums are fused where the kernels say so and nowhere else: bits are part of what they promise.
-            extra_compile_args=(
-                "-O3 -std=gnu11 -fno-math-errno -fno-trapping-math -ffp-contract=off -fvisibility=hidden -pthread -Wall -Wextra"
-            ).split(),
+            extra_compile_args=[
+                *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+                *("-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"),
+            ],
             extra_link_args=["-pthread"],
             optional=True,
         )

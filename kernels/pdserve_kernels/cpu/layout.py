@@ -9,7 +9,7 @@ PANEL = 64
 """Outputs of a panel of weights."""
 
 CHUNK = 32
-"""Inputs of a tile of bfloat16 weights."""
+"""Inputs of bfloat16 weights come in multiples of this."""
 
 
 class DType(IntEnum):

@@ -55,7 +55,7 @@ def pack(
             scales = rows.float().abs().amax(1) / 127
             rows = (rows.float() / scales.clamp(min=1e-30).unsqueeze(1)).round().to(torch.int8)
         rows = _pad(rows, CHUNK, 1)
-        panels = rows.view(-1, 4, 16, rows.shape[1] // CHUNK, 16, 2).permute(0, 3, 1, 4, 2, 5)
+        panels = rows.view(-1, PANEL, rows.shape[1] // 2, 2).transpose(1, 2)
     packed = arena.take(panels.numel() * panels.element_size()).view(panels.dtype).view(panels.shape)
     packed.copy_(panels)
     struct = Linear(

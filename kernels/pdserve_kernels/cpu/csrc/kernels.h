@@ -24,7 +24,7 @@ enum epilogue {
 
 /* A weight is cut into panels of 64 outputs, each one run of memory that a product reads from its beginning to its end.
  *
- * bfloat16: [chunk of 32 inputs][4][pair of inputs: 16][output: 16][2], which is four AMX tiles a chunk.
+ * bfloat16: [pair of inputs][output: 64][2], zeros up to a multiple of 32 inputs.
  * float32:  [input][64].
  * int8:     as bfloat16, one byte a number; the scales belong to the outputs.
  */

@@ -45,6 +45,9 @@ def num_blocks(config: CacheConfig, layout: KVLayout) -> int:
 def allocate(count: int, layout: KVLayout) -> npt.NDArray[np.uint8]:
     """Zeroed bytes [count, block_bytes]. The mapping lives as long as an array or tensor over it."""
     mapping = mmap.mmap(-1, count * layout.block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        # Attention reads a few KB here and there: with small pages it waits for their addresses as long as for them.
+        mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, dtype=np.uint8).reshape(count, layout.block_bytes)
 
 

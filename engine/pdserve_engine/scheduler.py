@@ -140,10 +140,6 @@ class Scheduler:
     def num_waiting_for_kv(self) -> int:
         return self._count(RequestStatus.WAITING_FOR_KV)
 
-    @property
-    def num_held(self) -> int:
-        return self._count(RequestStatus.HELD)
-
     def has_schedulable(self) -> bool:
         """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
         return bool(self._running or self._arrived or self._waiting)

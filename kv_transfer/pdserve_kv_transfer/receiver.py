@@ -50,7 +50,6 @@ class _HandOff:
     """
 
     id: str
-    seen_at: float
     progress_at: float
     expected: bool = False
     offer: Offer | None = None
@@ -228,7 +227,7 @@ class Receiver:
     # Inside.
 
     def _open(self, id: str, now: float) -> _HandOff:
-        return self._handoffs.setdefault(id, _HandOff(id=id, seen_at=now, progress_at=now))
+        return self._handoffs.setdefault(id, _HandOff(id=id, progress_at=now))
 
     def _running(self, id: str) -> _HandOff | None:
         handoff = self._handoffs.get(id)

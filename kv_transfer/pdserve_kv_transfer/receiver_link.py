@@ -68,15 +68,7 @@ class ReceiverLink:
         """Slots of the region that nobody may write; 0 without a region."""
         return self._receiver.num_free_slots
 
-    def next_deadline(self) -> float | None:
-        """When the next tick is due; None when no time needs to pass."""
-        return self._heartbeat.due_at if self.state is ReceiverLinkState.UP else None
-
     # The life of the link.
-
-    def open(self, now: float) -> list[Effect]:
-        """Nothing to do: the sender speaks first."""
-        return []
 
     def region_ready(self, region: Region, now: float) -> list[Effect]:
         """The region that NeedRegion asked for."""
@@ -94,10 +86,6 @@ class ReceiverLink:
             return []
         self.state = ReceiverLinkState.IDLE
         return [self._heartbeat.transmit(LinkRefused(reason=f"no landing region: {reason}"))]
-
-    def lose(self, reason: str, now: float) -> list[Effect]:
-        """Gives the link up, for a reason that only the coordinator knows."""
-        return self._lose(reason, now, peer_lives=False)
 
     def on_peer_message(self, message: PeerMessage, now: float) -> list[Effect]:
         """A message of the sender's end. One of an older link says nothing."""

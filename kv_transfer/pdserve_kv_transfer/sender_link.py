@@ -68,12 +68,6 @@ class SenderLink:
         """Ids that have not ended for the engine yet; a lost link is kept until there are none."""
         return self._sender.open_ids
 
-    def next_deadline(self) -> float | None:
-        """When the next tick is due; None when no time needs to pass."""
-        if self.state is LinkState.LOST:
-            return None
-        return self._hello_at if self.state is LinkState.CONNECTING else self._heartbeat.due_at
-
     # The life of the link.
 
     def open(self, now: float) -> list[Effect]:
@@ -93,10 +87,6 @@ class SenderLink:
     def connect_failed(self, reason: str, now: float) -> list[Effect]:
         """The mover cannot connect to the region."""
         return self._lose(f"cannot connect to the landing region: {reason}", now)
-
-    def lose(self, reason: str, now: float) -> list[Effect]:
-        """Gives the link up, for a reason that only the coordinator knows."""
-        return self._lose(reason, now)
 
     def on_peer_message(self, message: PeerMessage, now: float) -> list[Effect]:
         """A message of the receiver's end. One of another link, or after the end, says nothing."""

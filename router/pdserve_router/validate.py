@@ -31,7 +31,6 @@ DEFAULT_COMPLETION_TOKENS = 16
 _SEED_MASK = (1 << 63) - 1
 _ROLES = ("system", "developer", "user", "assistant")
 _TOOL_ROLES = ("tool", "function")
-_UNICODE_ERRORS = "Invalid UTF-8 encoded string"
 
 _chat_decoder = msgspec.json.Decoder(ChatBody)
 _completion_decoder = msgspec.json.Decoder(CompletionBody)

@@ -8,12 +8,11 @@ import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from pdserve_protocol.door import CLUSTER_KEY_VARIABLE, cluster_key
 from pdserve_protocol.timing import DRAIN_TIMEOUT_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-CLUSTER_KEY_VARIABLE = "PDSERVE_CLUSTER_KEY"
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -61,7 +60,7 @@ def parse_node_args(
 ) -> argparse.Namespace:
     """Reads the command line of a node; exits with 2 and one line where it is wrong."""
     parser = argparse.ArgumentParser(
-        prog=prog, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"pdserve {version('pdserve')}")
 
@@ -72,20 +71,32 @@ def parse_node_args(
         help="a Hugging Face folder (config.json, safetensors, tokenizer), a GGUF file, or smollm2, the demo model",
     )
     model.add_argument("--served-model-name", default=None, help="name in the API; by default the model's own")
-    model.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="of weights and KV cache")
+    model.add_argument(
+        "--dtype",
+        choices=["bfloat16", "float32"],
+        default="bfloat16",
+        help="of weights and KV cache (default: %(default)s)",
+    )
     model.add_argument(
         "--max-model-len", type=positive, default=None, help="prompt and output tokens at most; by default the model's"
     )
 
     engine = parser.add_argument_group("engine")
-    engine.add_argument("--max-num-seqs", type=positive, default=64, help="requests that run at the same time")
+    engine.add_argument(
+        "--max-num-seqs", type=positive, default=64, help="requests that run at the same time (default: %(default)s)"
+    )
     engine.add_argument(
         "--max-num-batched-tokens",
         type=positive,
         default=max_num_batched_tokens,
-        help="tokens computed in one step; longer prompts are computed in chunks of this",
+        help="tokens computed in one step; longer prompts are computed in chunks of this (default: %(default)s)",
     )
-    engine.add_argument("--block-size", type=positive, default=16, help="tokens in a KV block; the same on all nodes")
+    engine.add_argument(
+        "--block-size",
+        type=positive,
+        default=16,
+        help="tokens in a KV block; the same on all nodes (default: %(default)s)",
+    )
     engine.add_argument(
         "--kv-cache-memory",
         type=memory_size,
@@ -98,15 +109,16 @@ def parse_node_args(
     )
 
     network = parser.add_argument_group("network")
-    network.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    network.add_argument("--port", type=port, default=default_port, help="0 picks a free one and prints it")
+    network.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    network.add_argument(
+        "--port", type=port, default=default_port, help="0 picks a free one and prints it (default: %(default)s)"
+    )
     network.add_argument(
         "--advertise-host", default=None, help="address under which peers reach this node, where --host does not say it"
     )
     network.add_argument(
         "--cluster-key",
-        default=os.environ.get(CLUSTER_KEY_VARIABLE),
-        help=f"secret that all processes of the cluster share (or {CLUSTER_KEY_VARIABLE}); needed off loopback",
+        help=f"secret shared by all nodes and routers (default: ${CLUSTER_KEY_VARIABLE}, which ps does not show)",
     )
     network.add_argument(
         "--insecure", action="store_true", help="listen off loopback without a cluster key: anyone may use the node"
@@ -123,7 +135,11 @@ def parse_node_args(
         type=seconds,
         default=DRAIN_TIMEOUT_S,
         metavar="SECONDS",
-        help="how long running requests may take to finish after SIGTERM",
+        help="how long running requests may take to finish after SIGTERM (default: %(default)g)",
     )
-    operation.add_argument("--log-level", choices=["debug", "info", "warning", "error"], default="info")
-    return parser.parse_args(argv)
+    operation.add_argument(
+        "--log-level", choices=["debug", "info", "warning", "error"], default="info", help="default: %(default)s"
+    )
+    args = parser.parse_args(argv)
+    args.cluster_key = cluster_key(args.cluster_key, os.environ)
+    return args

@@ -174,7 +174,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         "frequency_penalty": (sampling.frequency_penalty, isfinite(sampling.frequency_penalty)),
         "repetition_penalty": (
             sampling.repetition_penalty,
-            isfinite(sampling.repetition_penalty) and sampling.repetition_penalty > 0,
+            0.01 <= sampling.repetition_penalty <= 100,
         ),
         "logit_bias": (sampling.logit_bias, all(isfinite(bias) for bias in sampling.logit_bias.values())),
         "logprobs": (sampling.logprobs, sampling.logprobs is None or 0 <= sampling.logprobs <= vocab_size),

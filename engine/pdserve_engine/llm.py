@@ -180,8 +180,12 @@ class LLM:
         use_tqdm: bool,
     ) -> list[Generation]:
         if sampling_params is None:
-            sampling_params = self.default_sampling_params()
-        each = [sampling_params] * len(prompts) if isinstance(sampling_params, SamplingParams) else sampling_params
+            # A seed for each: equal prompts are to get different samples.
+            each: Sequence[SamplingParams] = [self.default_sampling_params() for _ in prompts]
+        elif isinstance(sampling_params, SamplingParams):
+            each = [sampling_params] * len(prompts)
+        else:
+            each = sampling_params
         pending: dict[str, _Pending] = {}
         started_at = time.monotonic()
         try:

@@ -55,6 +55,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.1
 MAX_OPEN_REQUESTS = 4096
+MAX_OPEN_PROMPT_TOKENS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class _Open:
     owner: Route
     deadline: float
     timeout_s: float
+    num_prompt_tokens: int
     has_output: bool = False
 
 
@@ -116,6 +118,7 @@ class EngineCoreProc:
         self._sending = Sending(core, mover, door, identity, send_policy, self._emit)
         self._receiving = Receiving(core, mover, door, identity, receive_policy, self._emit, self._on_result)
         self._open: dict[str, _Open] = {}
+        self._num_open_tokens = 0
         self._outbox: defaultdict[Route, list[RequestOutput]] = defaultdict(list)
         self._started_at = time.monotonic()
         self._ticked_at = self._started_at
@@ -294,7 +297,9 @@ class EngineCoreProc:
             failed = Failed(code=refusal[0], message=refusal[1])
             self._outbox[route].append(RequestOutput(id=message.id, position=len(message.output_token_ids), end=failed))
             return
-        self._open[message.id] = _Open(route, now + message.timeout_s, message.timeout_s)
+        num_tokens = len(message.prompt_token_ids)
+        self._open[message.id] = _Open(route, now + message.timeout_s, message.timeout_s, num_tokens)
+        self._num_open_tokens += num_tokens
         if message.send_to is not None:
             self._sending.accept(request, message.send_to)
         if message.receive_from is not None:
@@ -308,6 +313,8 @@ class EngineCoreProc:
             return "draining", "the node is shutting down"
         if len(self._open) >= MAX_OPEN_REQUESTS:
             return "overloaded", f"the node has {MAX_OPEN_REQUESTS} requests"
+        if self._num_open_tokens + len(message.prompt_token_ids) > MAX_OPEN_PROMPT_TOKENS:
+            return "overloaded", f"the prompts of the node's requests have {MAX_OPEN_PROMPT_TOKENS} tokens"
         if message.send_to is not None and not self._hands_over:
             return "bad_request", f"a {self.info.identity.role} node does not hand over"
         if message.receive_from is not None and not self._takes_over:
@@ -341,7 +348,7 @@ class EngineCoreProc:
             return
         self._outbox[open.owner].append(output)
         if output.end is not None:
-            del self._open[output.id]
+            self._num_open_tokens -= self._open.pop(output.id).num_prompt_tokens
 
     def _flush(self) -> None:
         for route, outputs in self._outbox.items():

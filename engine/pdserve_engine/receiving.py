@@ -145,9 +145,12 @@ class Receiving:
             self._apply(incoming.link, incoming.link.machine.cancel(request_id, now), now)
 
     def grant_waiting(self, now: float) -> None:
-        """Grants in order of arrival as long as there is room. Call whenever blocks may have come free."""
+        """Grants in order of arrival as long as there is room. Call whenever blocks may have come free.
+
+        Who was preempted here comes first: else new hand-offs would take every block that comes free, for ever.
+        """
         scheduler = self._core.scheduler
-        while self._wanting:
+        while self._wanting and not scheduler.has_preempted:
             id = self._wanting[0]
             incoming = self._incoming.get(id)
             if incoming is None or id not in scheduler.requests:

@@ -4,17 +4,17 @@ The order of operations on a row: logit_bias, repetition penalty, frequency and 
 largest, or else temperature, min_p, top_k, top_p and one draw. Log probabilities are those of the raw logits, before
 all of that.
 
-What a row yields depends on that row, its request's tokens and its parameters alone, not on the rest of the batch: each
-row is worked on by itself, in float64, and ties go to the smaller token id.
+What a row yields depends on that row, its request's tokens and its parameters alone, not on the rest of the batch; sums
+are made in float64, and ties go to the smaller token id. The mathematics is pdserve_kernels.sampling.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pdserve_kernels.sampling import select_sampling
 from pdserve_protocol.outputs import TokenLogprobs
 
 from pdserve_engine.sampling_random import uniform
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     import torch
     from pdserve_protocol.sampling import SamplingParams
 
-    Row = npt.NDArray[np.float64]
+    Row = npt.NDArray[np.float32]
 
-_FIRST_CANDIDATES = 256
+_math = select_sampling()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,16 @@ class SamplerState:
     @property
     def is_plain_greedy(self) -> bool:
         """The next token is that of the largest raw logit, and nothing else is asked."""
-        return (
-            self.params.temperature == 0
-            and self.params.logprobs is None
-            and not self.bias_ids.size
-            and self.output_counts is None
-            and self.seen is None
-            and self.num_output_tokens >= self.params.min_tokens
+        return self.params.temperature == 0 and self.params.logprobs is None and not self.adjusts
+
+    @property
+    def adjusts(self) -> bool:
+        """The next token is not chosen by the raw logits."""
+        return bool(
+            self.bias_ids.size
+            or self.output_counts is not None
+            or self.seen is not None
+            or self.num_output_tokens < self.params.min_tokens
         )
 
     def append(self, token_id: int) -> None:
@@ -103,30 +106,34 @@ def sample(logits_NV: torch.Tensor, states: Sequence[SamplerState]) -> list[Samp
     Args:
         logits_NV: float32, one row per state.
     """
-    greedy_ids: list[int] = logits_NV.argmax(dim=-1).tolist()
-    if all(state.is_plain_greedy for state in states):
-        return [Sampled(token_id, None) for token_id in greedy_ids]
-    rows = logits_NV.numpy(force=True)
+    rows = np.ascontiguousarray(logits_NV.numpy(force=True))
+    greedy_ids = _math.argmax(rows)
     return [
-        Sampled(token_id, None) if state.is_plain_greedy else _sample_row(row.astype(np.float64), state)
+        Sampled(token_id, None) if state.is_plain_greedy else _sample_row(row, token_id, state)
         for token_id, row, state in zip(greedy_ids, rows, states, strict=True)
     ]
 
 
-def _sample_row(raw: Row, state: SamplerState) -> Sampled:
+def _sample_row(raw: Row, greedy_id: int, state: SamplerState) -> Sampled:
     params = state.params
-    logits = _adjusted(raw, state)
+    logits = _adjusted(raw, state) if state.adjusts else raw
     if params.temperature == 0:
-        token_id = int(logits.argmax())
+        token_id = int(logits.argmax()) if state.adjusts else greedy_id
     else:
-        random = uniform(params.seed, state.choice, state.num_output_tokens)
-        token_id = _draw(logits / params.temperature, params, random)
+        token_id = _math.draw(
+            logits,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            random=uniform(params.seed, state.choice, state.num_output_tokens),
+        )
     return Sampled(token_id, None if params.logprobs is None else _logprobs(raw, token_id, params.logprobs))
 
 
 def _adjusted(raw: Row, state: SamplerState) -> Row:
-    """Logits after bias, penalties and min_tokens; a copy."""
-    params, logits = state.params, raw.copy()
+    """Logits after bias, penalties and min_tokens; a copy, rounded to float32 again at its end."""
+    params, logits = state.params, raw.astype(np.float64)
     logits[state.bias_ids] += state.biases
     if state.seen is not None:
         seen = logits[state.seen]
@@ -136,61 +143,15 @@ def _adjusted(raw: Row, state: SamplerState) -> Row:
         logits -= params.presence_penalty * (state.output_counts > 0)
     if state.num_output_tokens < params.min_tokens:
         logits[state.ends] = -np.inf
-    return logits
-
-
-def _draw(logits: Row, params: SamplingParams, random: float) -> int:
-    """The token where the cumulative probability of the kept tokens, in order of their ids, passes ``random``."""
-    logits -= logits.max()
-    if params.min_p > 0:
-        logits[logits < math.log(params.min_p)] = -np.inf
-    if 0 < params.top_k < logits.size or params.top_p < 1:
-        kept = np.sort(_nucleus(logits, params))
-        cumulative = np.exp(logits[kept]).cumsum()
-        return int(kept[_passes(cumulative, random)])
-    return _passes(np.exp(logits).cumsum(), random)
-
-
-def _passes(cumulative: Row, random: float) -> int:
-    # A target equal to the total would be past the last token; one below it is never at a token of probability 0.
-    target = min(random * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
-    return int(cumulative.searchsorted(target, side="right"))
-
-
-def _nucleus(logits: Row, params: SamplingParams) -> npt.NDArray[np.int64]:
-    """Ids kept by top_k, then top_p of what top_k left (Holtzman et al., 2020), most probable first."""
-    limit = params.top_k if 0 < params.top_k < logits.size else logits.size
-    total = float(np.exp(logits).sum()) if limit == logits.size else math.nan
-    num_candidates = limit if limit < logits.size else _FIRST_CANDIDATES
-    while True:
-        ids = _most_probable(logits, min(num_candidates, limit))
-        cumulative = np.exp(logits[ids]).cumsum()
-        mass = params.top_p * (cumulative[-1] if math.isnan(total) else total)
-        if params.top_p >= 1:
-            return ids
-        if cumulative[-1] >= mass or len(ids) == limit:
-            return ids[: int(cumulative.searchsorted(mass, side="left")) + 1]
-        num_candidates *= 16
-
-
-def _most_probable(logits: Row, count: int) -> npt.NDArray[np.int64]:
-    """Ids of the ``count`` largest, largest first, equal ones by id."""
-    if count < logits.size:
-        threshold = np.partition(logits, logits.size - count)[logits.size - count]
-        candidates = np.flatnonzero(logits >= threshold)
-    else:
-        candidates = np.arange(logits.size)
-    order = np.argsort(-logits[candidates], kind="stable")
-    return candidates[order][:count]
+    return logits.astype(np.float32)
 
 
 def _logprobs(raw: Row, token_id: int, num_top: int) -> TokenLogprobs:
-    largest = raw.max()
-    log_total = largest + math.log(np.exp(raw - largest).sum())
-    top: list[int] = _most_probable(raw, min(num_top, raw.size)).tolist() if num_top > 0 else []
+    logprob, log_total, rank = _math.log_probability(raw, token_id)
+    top = _math.first_tokens(raw, num_top) if num_top > 0 else []
     return TokenLogprobs(
         token_id=token_id,
-        logprob=float(raw[token_id] - log_total),
-        rank=1 + int((raw > raw[token_id]).sum()),
-        top=[(i, float(raw[i] - log_total)) for i in top],
+        logprob=logprob,
+        rank=rank,
+        top=[(i, float(raw[i]) - log_total) for i in top],
     )

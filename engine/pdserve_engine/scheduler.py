@@ -137,6 +137,11 @@ class Scheduler:
         return len(self._arrived) + len(self._waiting)
 
     @property
+    def has_preempted(self) -> bool:
+        """Whether a request that gave up its blocks waits for new ones; it comes before anyone else's reservation."""
+        return bool(self._waiting) and self._waiting[0].status is RequestStatus.PREEMPTED
+
+    @property
     def num_waiting_for_kv(self) -> int:
         return self._count(RequestStatus.WAITING_FOR_KV)
 

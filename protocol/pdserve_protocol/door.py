@@ -22,11 +22,14 @@ from pdserve_protocol.codec import MAX_MESSAGE_BYTES
 from pdserve_protocol.errors import AddressError, PortTaken, UnsafeDoor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 PREFILL_PORT = 7001
 DECODE_PORT = 7002
 ROUTER_PORT = 8000
+
+CLUSTER_KEY_VARIABLE = "PDSERVE_CLUSTER_KEY"
 
 _ZAP_DOMAIN = "pdserve"
 
@@ -70,13 +73,18 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
+def cluster_key(given: str | None, environ: Mapping[str, str]) -> str | None:
+    """The cluster's secret: what the command line says, else the environment; an empty one is none."""
+    return given or environ.get(CLUSTER_KEY_VARIABLE) or None
+
+
 def check_door(host: str, cluster_key: str | None, insecure: bool) -> None:
     """Refuses a door that others could enter by accident.
 
     Raises:
         UnsafeDoor: ``host`` is not loopback, there is no cluster key, and the operator did not say ``--insecure``.
     """
-    if cluster_key is None and not insecure and not is_loopback(host):
+    if not cluster_key and not insecure and not is_loopback(host):
         raise UnsafeDoor(host)
 
 

@@ -222,3 +222,19 @@ def test_a_request_resumed_from_its_tokens_goes_on_as_if_never_interrupted(param
     whole = generate(params, prompt, len(prompt), 15)
     resumed = generate(params, whole[: len(prompt) + cut], len(prompt), 15 - cut)
     assert resumed == whole
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-310, 1e-6])
+def test_the_smallest_temperatures_are_greedy(temperature, filters):  # B64, B108
+    logits = torch.tensor([[0.5, 3.0, -2.0, 2.9]])
+    params = SamplingParams(temperature=temperature, seed=1, **filters)
+    (sampled,) = sample(logits, [SamplerState(params, [0], 1, choice=0, vocab_size=4, end_token_ids=())])
+    assert sampled.token_id == 1
+
+
+def test_a_row_of_nan_yields_a_token_of_the_vocabulary():
+    params = SamplingParams(temperature=1.0, seed=1)
+    state = SamplerState(params, [0], 1, choice=0, vocab_size=4, end_token_ids=())
+    (sampled,) = sample(torch.full((1, 4), math.nan), [state])
+    assert 0 <= sampled.token_id < 4

@@ -1,4 +1,4 @@
-"""When blocks are granted to a hand-off, over a real scheduler and real links, with a door and a mover that only listen."""
+"""When blocks are granted to a hand-off, over a real scheduler and links, with a door and a mover that only listen."""
 
 from __future__ import annotations
 

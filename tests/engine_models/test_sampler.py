@@ -231,10 +231,3 @@ def test_the_smallest_temperatures_are_greedy(temperature, filters):  # B64, B10
     params = SamplingParams(temperature=temperature, seed=1, **filters)
     (sampled,) = sample(logits, [SamplerState(params, [0], 1, choice=0, vocab_size=4, end_token_ids=())])
     assert sampled.token_id == 1
-
-
-def test_a_row_of_nan_yields_a_token_of_the_vocabulary():
-    params = SamplingParams(temperature=1.0, seed=1)
-    state = SamplerState(params, [0], 1, choice=0, vocab_size=4, end_token_ids=())
-    (sampled,) = sample(torch.full((1, 4), math.nan), [state])
-    assert 0 <= sampled.token_id < 4

@@ -5,6 +5,7 @@ Owns weights, the memory of the KV cache and the model runner. Knows nothing of 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,11 +49,9 @@ class Worker:
         NoRoomForCache, ContextTooLong
     """
 
-    def __init__(self, config: EngineConfig, *, backend: str | Backend = "torch") -> None:
+    def __init__(self, config: EngineConfig, *, backend: str | Backend = "auto") -> None:
         kernels = select_backend(backend) if isinstance(backend, str) else backend
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
-            kernels.set_threads(config.num_threads)
+        kernels.set_threads(config.num_threads or len(os.sched_getaffinity(0)))
         folder = config.model.path
         model_config = read_config(folder)
         dtype: torch.dtype = getattr(torch, config.model.dtype)

@@ -39,7 +39,7 @@ def _auto() -> Backend:
 _BACKENDS: dict[str, Callable[[], Backend]] = {"auto": _auto, "cpu": _cpu, "torch": TorchBackend}
 
 
-def select_backend(name: str = "torch") -> Backend:
+def select_backend(name: str = "auto") -> Backend:
     """The backend of this name; ``auto`` is the C kernels, or torch where they are not installed.
 
     Raises:

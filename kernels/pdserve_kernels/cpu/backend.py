@@ -49,6 +49,7 @@ class CpuBackend:
         self._arena = Arena()
 
     def set_threads(self, count: int) -> None:
+        torch.set_num_threads(count)
         _native.set_threads(count)
 
     def fingerprint(self, dtype: torch.dtype) -> str:
@@ -142,14 +143,6 @@ class CpuBackend:
     def decoder(self, weights: DecoderWeights, spec: AttentionSpec) -> CpuDecoder:
         return CpuDecoder(self._kernels, weights, spec)
 
-    def argmax(self, logits_NV: torch.Tensor) -> list[int]:
-        """The largest of each row of float32, the first of equal ones."""
-        logits_NV = logits_NV.contiguous()
-        rows, vocab = logits_NV.shape
-        ids = torch.empty(rows, dtype=torch.int64)
-        _native.argmax(self._kernels, logits_NV.data_ptr(), vocab, ids.data_ptr(), rows)
-        return ids.tolist()
-
 
 class CpuDecoder:
     """A whole decoder, a call of C a step. See interface.DecoderForward."""
@@ -209,10 +202,10 @@ class CpuDecoder:
     def _reserve(self, tokens: int, num_logits: int) -> None:
         """Buffers of the largest step so far, since fresh memory costs a step more than many of its operations."""
         step, model = self._step, address(self._model)
-        needed = _native.scratch_bytes(model, tokens)
+        tokens = -(-max(tokens, step.scratch_tokens) // 64) * 64
+        needed = _native.scratch_bytes(model, tokens)  # of the threads that there are now
         if tokens > step.scratch_tokens or needed > len(self._scratch):
-            tokens = -(-max(tokens, step.scratch_tokens) // 64) * 64
-            self._scratch = large_pages(_native.scratch_bytes(model, tokens))
+            self._scratch = large_pages(needed)
             step.scratch, step.scratch_tokens = self._scratch.data_ptr(), tokens
         if num_logits > len(self._logits_NV):
             self._logits_NV = torch.empty(num_logits, self._model.vocab)

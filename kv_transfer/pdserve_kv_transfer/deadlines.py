@@ -14,7 +14,7 @@ class Deadlines:
     Attributes:
         offer_to_grant_s: an offer without an answer fails.
         offer_before_half_s: an offer whose request is not here yet is refused.
-        no_progress_s: a granted hand-off, or a write, with which nothing happens fails.
+        no_progress_s: a write that does not end fails, and so does a hand-off after its last Sent while nothing lands.
         stopped_s: a cancelled sender that has not stopped is fenced off.
         remember_ended_s: ids are remembered after their end.
         dead_after_s: silence that ends a link.

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pdserve_protocol.handoff import Cancel, Done, Gone, Grant, NotNeeded, Offer, Refuse, Sent, Stopped
-from pdserve_protocol.timing import REQUEST_TIMEOUT_S
 
 from pdserve_kv_transfer.deadlines import Deadlines
 from pdserve_kv_transfer.effects import (
@@ -126,8 +125,8 @@ class Receiver:
             return []
         handoff.needed = frozenset(needed)
         handoff.waiting.extend(sorted(needed))
-        handoff.granted_at = handoff.progress_at = now
-        self._take_slots(handoff, now)
+        handoff.granted_at = now
+        self._take_slots(handoff)
         return [Send(self._grant_of(handoff))]
 
     def refuse(self, id: str, reason: str, now: float) -> list[Effect]:
@@ -247,7 +246,7 @@ class Receiver:
         region = self._region.name if self._region is not None else ""
         return Grant(id=handoff.id, region=region, needed=sorted(handoff.needed or ()), slots=dict(handoff.slots))
 
-    def _take_slots(self, handoff: _HandOff, now: float) -> bool:
+    def _take_slots(self, handoff: _HandOff) -> bool:
         if self._region is None:
             return False
         window = max(1, self._region.num_slots // WINDOWS_PER_REGION)
@@ -256,7 +255,6 @@ class Receiver:
             position = handoff.waiting.popleft()
             handoff.slots[position] = self._free.popleft()
             handoff.held.add(position)
-            handoff.progress_at = now
             took = True
         return took
 
@@ -266,7 +264,7 @@ class Receiver:
             return []
         waiting = [h for h in self._handoffs.values() if h.waiting and h.outcome is None]
         waiting.sort(key=lambda handoff: handoff.granted_at)
-        return [Send(self._grant_of(handoff)) for handoff in waiting if self._take_slots(handoff, now)]
+        return [Send(self._grant_of(handoff)) for handoff in waiting if self._take_slots(handoff)]
 
     def _on_sent(self, handoff: _HandOff, sent: Sent, now: float) -> list[Effect]:
         if handoff.needed is None:
@@ -348,21 +346,13 @@ class Receiver:
                 reason = "no such request"
                 return self._end(handoff, Refused(reason), now, Refuse(id=handoff.id, reason=reason))
             return []
-        if handoff.needed is None or handoff.landing:
+        # Before the last Sent nothing is missing: the sender computes, for as long as the request may take.
+        if handoff.final is None or handoff.landing:
             return []
-        if not handoff.held and not handoff.all_landed:
-            handoff.progress_at = now
-            return []
-        if now - handoff.progress_at > limits.no_progress_s + self._head_start(handoff):
-            reason = f"nothing was sent for {limits.no_progress_s:g} s"
+        if now - handoff.progress_at > limits.no_progress_s:
+            reason = f"not all was sent within {limits.no_progress_s:g} s of the last Sent"
             return self._end(handoff, Failed(reason), now, Cancel(id=handoff.id))
         return []
-
-    def _head_start(self, handoff: _HandOff) -> float:
-        """The time that the sender announced for computing, before the first piece came."""
-        if handoff.offer is None or handoff.landed or handoff.bad:
-            return 0.0
-        return handoff.offer.eta_s if 0 <= handoff.offer.eta_s <= REQUEST_TIMEOUT_S else 0.0
 
     def _end(
         self,

@@ -16,7 +16,8 @@ from pdserve_protocol.outputs import Failed, Finished
 from pdserve_protocol.requests import AddRequest
 from pdserve_protocol.sampling import SamplingParams
 from pdserve_text.chat_template import ChatTemplate
-from pdserve_text.tokenizer import Tokenizer, load_tokenizer_files
+from pdserve_text.files import load_tokenizer_files
+from pdserve_text.tokenizer import Tokenizer
 from tqdm import tqdm
 
 from pdserve_engine.config import CacheConfig, DType, EngineConfig, ModelConfig, SchedulerConfig

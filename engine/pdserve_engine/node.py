@@ -19,7 +19,7 @@ from pdserve_protocol.door import check_door, is_loopback
 from pdserve_protocol.errors import ProtocolError
 from pdserve_protocol.node import NodeIdentity, NodeInfo, TokenizerFiles
 from pdserve_text.errors import TextError
-from pdserve_text.tokenizer import load_tokenizer_files, tokenizer_id
+from pdserve_text.files import load_tokenizer_files, tokenizer_id
 
 from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pdserve_engine.door import NodeDoor

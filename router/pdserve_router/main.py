@@ -14,7 +14,7 @@ import uvloop
 from aiohttp import web
 from pdserve_protocol.errors import PortTaken, ProtocolError
 from pdserve_text.errors import TextError
-from pdserve_text.tokenizer import load_tokenizer_files
+from pdserve_text.files import load_tokenizer_files
 
 from pdserve_router.app import build_app
 from pdserve_router.args import parse_args

@@ -80,7 +80,7 @@ class OutputProcessor:
             text = self._detokenizer.push(token_ids[:-1] if ends_itself else token_ids)
             if finished is None:
                 return Delta(text)
-            return Delta(text + self._detokenizer.finish(), reason=finished.reason)
+            return Delta(text, reason=finished.reason)
         parts: list[str] = []
         last = len(token_ids) - 1
         for i, token_id in enumerate(token_ids):
@@ -97,7 +97,6 @@ class OutputProcessor:
         if finished is None:
             text = "".join(parts)
             return Delta(text, self._released(text))
-        parts.append(self._detokenizer.finish())
         if self._stop is not None:
             parts.append(self._stop.flush())
         entries, self._pending = self._pending, []

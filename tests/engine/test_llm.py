@@ -66,7 +66,7 @@ def test_each_prompt_has_its_own_parameters(llm: LLM) -> None:
 
 def test_text_ends_before_the_token_that_ended_it(llm: LLM) -> None:
     (free,) = llm.generate("abc", GREEDY, use_tqdm=False)
-    stop = next(t for t in free.token_ids[1:] if t not in llm.tokenizer.special_token_ids)
+    stop = next(t for t in free.token_ids[1:] if t not in llm.tokenizer.table.special_ids)
     index = free.token_ids.index(stop)
     stopping = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, stop_token_ids=(stop,))
     (stopped,) = llm.generate("abc", stopping, use_tqdm=False)

@@ -16,7 +16,8 @@ import torch
 from pdserve_protocol.client import EngineCoreClient
 from pdserve_protocol.door import Address
 from pdserve_protocol.node import ResetPrefixCache
-from pdserve_text.tokenizer import Tokenizer, load_tokenizer_files
+from pdserve_text.files import load_tokenizer_files
+from pdserve_text.tokenizer import Tokenizer
 
 from support.cluster import Cluster, node_status, port_of
 

@@ -6,8 +6,7 @@ import json
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pdserve_text.detokenizer import IncrementalDetokenizer
 from pdserve_text.errors import UnsupportedTokenizer
 from pdserve_text.tokenizer import Tokenizer
@@ -53,7 +52,7 @@ def stream(detokenizer: IncrementalDetokenizer, ids: list[int], sizes: list[int]
         size = sizes[turn % len(sizes)]
         text += detokenizer.push(ids[start : start + size])
         start, turn = start + size, turn + 1
-    return text + detokenizer.finish()
+    return text
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -63,7 +62,8 @@ def test_characters_over_several_tokens_arrive_whole(text: str) -> None:  # B87
     pieces = [detokenizer.push([token_id]) for token_id in ids]
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
-    assert any("\ufffd" in TOKENIZER.token_text(token_id) for token_id in ids), "no character is split, a weak example"
+    shown = [TOKENIZER.token_bytes(token_id).decode(errors="replace") for token_id in ids]
+    assert "\ufffd" in "".join(shown), "no character is split, a weak example"
 
 
 @pytest.mark.parametrize("cut", range(1, 7))

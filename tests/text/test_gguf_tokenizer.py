@@ -41,14 +41,13 @@ def metadata(pre: str = "gpt-2", **changes: object) -> dict[str, object]:
 
 def words(pre: str, text: str) -> list[str]:
     tokenizer = Tokenizer.from_files(tokenizer_files_from_gguf(metadata(pre)))
-    return [tokenizer.token_text(token_id) for token_id in tokenizer.encode(text, add_special_tokens=False)]
+    return [tokenizer.token_bytes(i).decode() for i in tokenizer.encode(text, add_special_tokens=False)]
 
 
 def test_files_are_those_of_a_folder() -> None:
     files = tokenizer_files_from_gguf(metadata())
     tokenizer = Tokenizer.from_files(files)
-    assert tokenizer.special_token_ids == {END_OF_TEXT_ID, BOS_ID, EOS_ID}
-    assert tokenizer.bos_token_id == BOS_ID
+    assert tokenizer.table.special_ids == {END_OF_TEXT_ID, BOS_ID, EOS_ID}
     assert tokenizer.end_token_ids == {EOS_ID}
     text = "the question <|im_end|> é 東京"
     ids = tokenizer.encode(text, add_special_tokens=True)
@@ -138,7 +137,7 @@ def test_smollm2() -> None:
     files = tokenizer_files_from_gguf(fields)
     assert time.process_time() - start < 2.0
     tokenizer = Tokenizer.from_files(files)
-    assert (tokenizer.vocab_size, tokenizer.bos_token_id, tokenizer.end_token_ids) == (49152, 1, {2})
+    assert (tokenizer.vocab_size, tokenizer.end_token_ids) == (49152, {2})
     prompt = ChatTemplate.from_files(files).render([{"role": "user", "content": "What is the capital of Japan?"}])
     ids = tokenizer.encode(prompt, add_special_tokens=False)
     assert ids[:5] == [1, 9690, 198, 2683, 359]
@@ -146,4 +145,4 @@ def test_smollm2() -> None:
     text = "In 2024, 東京 \U0001f468\u200d\U0001f469\u200d\U0001f467 it's café\n\n\tdone"
     ids = tokenizer.encode(text, add_special_tokens=True)
     assert tokenizer.decode(ids) == text
-    assert [tokenizer.token_text(i) for i in tokenizer.encode("2024", add_special_tokens=True)] == list("2024")
+    assert len(tokenizer.encode("2024", add_special_tokens=True)) == 4, "digits are single tokens"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pdserve_text.stop import StopStrings
 
 
-def run(stops: list[str], chunks: list[str], include_stop: bool = False) -> tuple[str, str | None]:
-    watcher = StopStrings(stops, include_stop)
+def run(stops: list[str], chunks: list[str]) -> tuple[str, str | None]:
+    watcher = StopStrings(stops)
     emitted = ""
     for chunk in chunks:
         text, stop = watcher.push(chunk)
@@ -57,10 +56,6 @@ def test_the_tail_that_may_become_a_stop_string_is_held_and_flushed() -> None:  
     assert watcher.push("reen b") == ("beta green ", None)
     assert watcher.flush() == "b"
     assert watcher.flush() == ""
-
-
-def test_include_stop_emits_it_and_nothing_after_it() -> None:
-    assert run(["END"], ["one E", "ND two"], include_stop=True) == ("one END", "END")
 
 
 def test_an_empty_stop_string_is_refused() -> None:

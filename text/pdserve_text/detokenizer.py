@@ -49,11 +49,6 @@ class IncrementalDetokenizer:
             return self._decode(b"".join(map(self._trimmed, token_ids)))
         return self._decode(b"".join(map(self._piece, token_ids)))
 
-    def finish(self) -> str:
-        """End of the output: the rest of its text, which is empty, because an unfinished character is dropped."""
-        self._decode = _Utf8Decoder("replace").decode
-        return ""
-
     def _piece(self, token_id: int) -> bytes:
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""
 

@@ -21,15 +21,13 @@ class StopStrings:
 
     Args:
         stops: none of them empty (ValueError).
-        include_stop: the stop string is emitted too.
     """
 
-    def __init__(self, stops: Iterable[str], include_stop: bool = False) -> None:
+    def __init__(self, stops: Iterable[str]) -> None:
         # Longest first, so that min() below, which keeps the first of equals, finds the longest.
         self._stops = sorted(set(stops), key=len, reverse=True)
         if "" in self._stops:
             raise ValueError("a stop string is empty")
-        self._include_stop = include_stop
         self._first_characters = re.compile("|".join(re.escape(c) for c in sorted({stop[0] for stop in self._stops})))
         self._longest = len(self._stops[0]) if self._stops else 0
         self._held = ""
@@ -49,7 +47,7 @@ class StopStrings:
         if found:
             end, self._stopped = min(found, key=lambda item: item[0])
             self._held = ""
-            return text[: end if self._include_stop else end - len(self._stopped)], self._stopped
+            return text[: end - len(self._stopped)], self._stopped
         cut = self._first_undecided(text)
         self._held = text[cut:]
         return text[:cut], None

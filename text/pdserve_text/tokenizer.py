@@ -12,13 +12,10 @@ import tokenizers
 from pdserve_text import files as folder_files
 from pdserve_text.detokenizer import IncrementalDetokenizer
 from pdserve_text.errors import NotUnicode, TokenizerFilesError
-from pdserve_text.files import load_tokenizer_files, tokenizer_id
 from pdserve_text.token_table import TokenTable, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-__all__ = ["Tokenizer", "load_tokenizer_files", "tokenizer_id"]
 
 
 class Tokenizer:
@@ -27,8 +24,6 @@ class Tokenizer:
     Attributes:
         id: identity of the files it was made from.
         vocab_size: highest token id + 1; a model's output may be wider.
-        special_token_ids: ids whose text is skipped in an answer.
-        bos_token_id: of tokenizer_config.json; None where it names none.
         end_token_ids: every id that ends an output.
         generation_defaults: sampling parameters the model's authors recommend, by name.
         table: the bytes of each token, for the detokenizer.
@@ -49,13 +44,10 @@ class Tokenizer:
         special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         tokens = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
         tokens |= {token_id: token.content for token_id, token in added.items()}
-        bos = folder_files.special_tokens(files).get("bos_token")
 
-        self.id: str = tokenizer_id(files)
+        self.id: str = folder_files.tokenizer_id(files)
         self.table: TokenTable = token_table(tokens, special_ids, decoder)
         self.vocab_size: int = len(self.table.pieces)
-        self.special_token_ids: frozenset[int] = special_ids
-        self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.end_token_ids: frozenset[int] = folder_files.end_token_ids(files, backend.token_to_id)
         self.generation_defaults: dict[str, float] = folder_files.generation_defaults(files)
 
@@ -78,14 +70,9 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of these tokens as IncrementalDetokenizer streams it; an unfinished character at the end is dropped."""
-        detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(token_ids) + detokenizer.finish()
+        return IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens).push(token_ids)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token, perhaps part of a character; of a special token, its name; none for an unknown id."""
         pieces = self.table.pieces
         return pieces[token_id] if 0 <= token_id < len(pieces) else b""
-
-    def token_text(self, token_id: int) -> str:
-        """Text of one token, with U+FFFD for parts of characters; for logprobs, never to be joined."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")

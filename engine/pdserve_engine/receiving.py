@@ -191,14 +191,14 @@ class Receiving:
                 if link is not None:
                     log.error("no landing region for %s: %s", key, reason)
                     self._apply(link, link.machine.region_failed(reason, now), now)
-            case Landed(peer=key, id=id, ok=ok, bad=bad, seconds=seconds, num_bytes=num_bytes):
+            case Landed(id=id, ok=ok, bad=bad, num_bytes=num_bytes):
                 landing = self._incoming[id].landing
                 self._core.scheduler.kv.release([landing.pop(position) for position in ok | bad])
                 self.digest_mismatches += len(bad)
                 self.blocks_landed += len(ok)
                 self.bytes_landed += num_bytes
                 link = self._incoming[id].link
-                self._apply(link, link.machine.on_landed(id, ok, bad, seconds, now), now)
+                self._apply(link, link.machine.on_landed(id, ok, bad, now), now)
 
     def tick(self, now: float) -> None:
         """Lets deadlines pass and forgets links that have long been over."""

@@ -77,14 +77,6 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
-    """Sender: the receiver has reserved its blocks and needs these positions; said once per id."""
-
-    id: str
-    needed: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
 class WantBlocks:
     """Receiver: both halves are here; answer with ``grant`` (when there is room) or ``refuse``."""
 
@@ -116,13 +108,11 @@ class Timings:
         grant_s: offer received to grant sent.
         transfer_s: grant sent to last Sent received.
         landing_s: last Sent received to last block landed.
-        landing_pass_s: time spent in landing passes, all together.
     """
 
     grant_s: float
     transfer_s: float
     landing_s: float
-    landing_pass_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +177,6 @@ Effect = (
     | Send
     | BreakLink
     | Write
-    | Granted
     | WantBlocks
     | Land
     | Completed

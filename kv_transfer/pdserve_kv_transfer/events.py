@@ -24,12 +24,6 @@ class RegionFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionFenced:
-    peer: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
 class Connected:
     peer: str
 
@@ -47,8 +41,6 @@ class Written:
     peer: str
     id: str
     digests: Mapping[int, bytes]
-    seconds: float
-    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,6 @@ class Landed:
     id: str
     ok: frozenset[int]
     bad: frozenset[int]
-    seconds: float
     num_bytes: int
 
 
@@ -80,6 +71,4 @@ class MoverDied:
     error: BaseException
 
 
-MoverEvent = (
-    RegionOpened | RegionFailed | RegionFenced | Connected | ConnectFailed | Written | WriteFailed | Landed | MoverDied
-)
+MoverEvent = RegionOpened | RegionFailed | Connected | ConnectFailed | Written | WriteFailed | Landed | MoverDied

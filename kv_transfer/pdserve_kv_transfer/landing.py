@@ -24,7 +24,6 @@ class LandingZone:
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         # Shared memory, mmap's default, would keep its pages when it is abandoned.
         self._map = mmap.mmap(-1, num_slots * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._scratch_B = np.empty(block_bytes, dtype=np.uint8)
         self.memory_SB: npt.NDArray[np.uint8] = np.frombuffer(
             self._map, dtype=np.uint8, count=num_slots * block_bytes
         ).reshape(num_slots, block_bytes)
@@ -37,16 +36,16 @@ class LandingZone:
     def slot_bytes(self) -> int:
         return int(self.memory_SB.shape[1])
 
-    def land(self, slot: int, digest: bytes, block_B: npt.NDArray[np.uint8]) -> bool:
+    def land(self, slot: int, digest: bytes, block_B: npt.NDArray[np.uint8], scratch_B: npt.NDArray[np.uint8]) -> bool:
         """Copies the slot into ``block_B`` if the bytes are those that were sent; otherwise leaves it alone.
 
-        The digest is taken of a private copy, and the copy is what is used: a peer that still writes into the slot
-        cannot change bytes between check and use.
+        The digest is taken of a private copy, made in ``scratch_B``, and the copy is what is used: a peer that still
+        writes into the slot cannot change bytes between check and use.
         """
-        np.copyto(self._scratch_B, self.memory_SB[slot])
-        if block_digest(self._scratch_B) != digest:
+        np.copyto(scratch_B, self.memory_SB[slot])
+        if block_digest(scratch_B) != digest:
             return False
-        np.copyto(block_B, self._scratch_B)
+        np.copyto(block_B, scratch_B)
         return True
 
     def abandon(self) -> None:

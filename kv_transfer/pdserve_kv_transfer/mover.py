@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import uuid
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pdserve_protocol.handoff import Region
 
 from pdserve_kv_transfer.connectors import CONNECTORS
@@ -26,7 +26,6 @@ from pdserve_kv_transfer.events import (
     MoverDied,
     MoverEvent,
     RegionFailed,
-    RegionFenced,
     RegionOpened,
     WriteFailed,
     Written,
@@ -36,7 +35,6 @@ from pdserve_kv_transfer.landing import LandingZone
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from pdserve_kv_transfer.connector import Connector, SourceConnector, TargetConnector
@@ -57,7 +55,6 @@ class _Flight:
     peer: str
     id: str
     digests: Mapping[int, bytes]
-    started_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +85,7 @@ class Mover:
             raise RegionTooSmall(region_bytes, block_bytes, MIN_SLOTS)
         self._cache_NB = cache_NB
         self._block_bytes = block_bytes
+        self._scratch_B = np.empty(block_bytes, dtype=np.uint8)
         self._post = post
         self._connectors = CONNECTORS if connectors is None else connectors
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -112,7 +110,7 @@ class Mover:
         self._commands.put(lambda: self._do_open_region(peer, connector))
 
     def fence(self, peer: str) -> None:
-        """Makes the peer's region unreachable; answered by RegionFenced, or by nothing when there is no region."""
+        """Makes the peer's region unreachable, if there is one."""
         self._commands.put(lambda: self._do_fence(peer))
 
     def connect(self, peer: str, connector: str, region: Region) -> None:
@@ -176,9 +174,7 @@ class Mover:
             if not ended:
                 self._flights.append(flight)
                 continue
-            seconds = time.monotonic() - flight.started_at
-            num_bytes = len(flight.digests) * self._block_bytes
-            self._post(Written(flight.peer, flight.id, flight.digests, seconds, num_bytes))
+            self._post(Written(flight.peer, flight.id, flight.digests))
             any_ended = True
         return any_ended
 
@@ -225,7 +221,6 @@ class Mover:
         self._targets[region.connector].fence(region.name)
         region.zone.abandon()
         self._fenced.append(region.zone)
-        self._post(RegionFenced(peer, region.name))
 
     def _do_connect(self, peer: str, connector: str, region: Region) -> None:
         try:
@@ -258,24 +253,21 @@ class Mover:
             return
         # Before the write: whatever happens to the block meanwhile shows as a mismatch at the receiver.
         digests = {position: block_digest(self._cache_NB[block]) for position, block, _ in pieces}
-        started_at = time.monotonic()
         try:
             handle = self._sources[connector].write(peer, [(block, slot) for _, block, slot in pieces])
         except TransferError as error:
             self._post(WriteFailed(peer, id, frozenset(digests), str(error)))
             return
-        self._flights.append(_Flight(connector, handle, peer, id, digests, started_at))
+        self._flights.append(_Flight(connector, handle, peer, id, digests))
 
     def _do_land(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int, bytes]]) -> None:
-        started_at = time.monotonic()
         region = self._regions.get(peer)
         ok: set[int] = set()
         bad: set[int] = set()
         for position, slot, block, digest in pieces:
-            verified = region is not None and region.zone.land(slot, digest, self._cache_NB[block])
+            verified = region is not None and region.zone.land(slot, digest, self._cache_NB[block], self._scratch_B)
             (ok if verified else bad).add(position)
-        seconds = time.monotonic() - started_at
-        self._post(Landed(peer, id, frozenset(ok), frozenset(bad), seconds, len(ok) * self._block_bytes))
+        self._post(Landed(peer, id, frozenset(ok), frozenset(bad), len(ok) * self._block_bytes))
 
     def _do_close(self) -> None:
         self._closing = True

@@ -21,6 +21,7 @@ from pdserve_kv_transfer.effects import (
     Effect,
     Ended,
     Failed,
+    HandedOver,
     Land,
     Outcome,
     Piece,
@@ -63,7 +64,6 @@ class _HandOff:
     final: Final | None = None
     granted_at: float = 0.0
     sent_at: float = 0.0
-    landing_pass_s: float = 0.0
     outcome: Outcome | None = None
     word: Done | Refuse | Cancel | None = None
     told: bool = False
@@ -93,11 +93,6 @@ class Receiver:
         """Expected ids that have not ended for the engine yet."""
         return [handoff.id for handoff in self._handoffs.values() if handoff.expected and not handoff.told]
 
-    @property
-    def num_free_slots(self) -> int:
-        """Slots that nobody may write."""
-        return len(self._free)
-
     def set_region(self, region: Region) -> None:
         """Grants point into this region from now on; all of its slots are free."""
         self._region = region
@@ -106,13 +101,16 @@ class Receiver:
     # What the engine says.
 
     def expect(self, id: str, now: float) -> list[Effect]:
-        """This request's half is here; its KV comes from the sender."""
+        """This request's half is here; its KV comes from the sender.
+
+        An id stands for one hand-off: a second half with it fails.
+        """
         ended = self._ended.get(id)
         if ended is not None:
-            return [Ended(id, ended[1])]
+            return [Ended(id, Failed("it has been handed over already") if ended[1] == HandedOver() else ended[1])]
         handoff = self._open(id, now)
         if handoff.expected:
-            return []
+            return [Ended(id, Failed("it has been handed over already"))] if handoff.told else []
         handoff.expected = True
         if handoff.outcome is not None:
             return [Ended(id, handoff.outcome)]
@@ -147,7 +145,7 @@ class Receiver:
 
     # What the mover says.
 
-    def on_landed(self, id: str, ok: Iterable[int], bad: Iterable[int], seconds: float, now: float) -> list[Effect]:
+    def on_landed(self, id: str, ok: Iterable[int], bad: Iterable[int], now: float) -> list[Effect]:
         """One landing pass is over: verified and copied, and not."""
         handoff = self._handoffs.get(id)
         if handoff is None:
@@ -158,7 +156,6 @@ class Receiver:
             return self._settle(handoff, now)
         handoff.landed |= ok
         handoff.bad |= bad
-        handoff.landing_pass_s += seconds
         handoff.progress_at = now
         self._free.extend(handoff.slots[position] for position in sorted((ok | bad) & handoff.held))
         handoff.held -= ok | bad
@@ -286,7 +283,7 @@ class Receiver:
     def _complete_if_done(self, handoff: _HandOff, now: float) -> list[Effect]:
         if handoff.final is None or not handoff.all_landed:
             return []
-        handoff.outcome = Failed("completed")
+        handoff.outcome = HandedOver()
         handoff.told = True
         handoff.word = Done(id=handoff.id)
         handoff.progress_at = now
@@ -294,7 +291,6 @@ class Receiver:
             grant_s=handoff.granted_at - handoff.offered_at,
             transfer_s=handoff.sent_at - handoff.granted_at,
             landing_s=now - handoff.sent_at,
-            landing_pass_s=handoff.landing_pass_s,
         )
         num_blocks = len(handoff.landed)
         completed = Completed(

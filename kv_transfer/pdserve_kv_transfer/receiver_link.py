@@ -63,11 +63,6 @@ class ReceiverLink:
         """Expected ids that have not ended for the engine yet."""
         return self._receiver.open_ids
 
-    @property
-    def num_free_slots(self) -> int:
-        """Slots of the region that nobody may write; 0 without a region."""
-        return self._receiver.num_free_slots
-
     # The life of the link.
 
     def region_ready(self, region: Region, now: float) -> list[Effect]:
@@ -136,8 +131,8 @@ class ReceiverLink:
     def cancel(self, id: str, now: float) -> list[Effect]:
         return self._out(self._receiver.cancel(id, now), now)
 
-    def on_landed(self, id: str, ok: Iterable[int], bad: Iterable[int], seconds: float, now: float) -> list[Effect]:
-        return self._out(self._receiver.on_landed(id, ok, bad, seconds, now), now)
+    def on_landed(self, id: str, ok: Iterable[int], bad: Iterable[int], now: float) -> list[Effect]:
+        return self._out(self._receiver.on_landed(id, ok, bad, now), now)
 
     # Inside.
 

@@ -19,7 +19,6 @@ from pdserve_kv_transfer.effects import (
     Effect,
     Ended,
     Failed,
-    Granted,
     HandedOver,
     Outcome,
     Refused,
@@ -225,7 +224,6 @@ class Sender:
         if handoff.needed is None:
             handoff.needed = frozenset(grant.needed)
             handoff.progress_at = now
-            effects.append(Granted(handoff.id, handoff.needed))
             if handoff.complete:
                 effects.append(Send(self._sent_of(handoff, {})))
         for position, slot in grant.slots.items():

@@ -53,8 +53,6 @@ class SenderLink:
         self.identity = identity
         self.peer_boot = peer_boot
         self.state = LinkState.CONNECTING
-        self.connector: str | None = None
-        self.exact = False
         self._deadlines = deadlines or Deadlines()
         self._number = number
         self._sender = Sender(block_size=identity.layout.block_size, deadlines=self._deadlines)
@@ -166,8 +164,6 @@ class SenderLink:
         if fault is not None:
             return self._lose(fault, now)
         self._welcomed = True
-        self.connector = welcome.connector
-        self.exact = welcome.exact
         self._sender.set_region(welcome.region)
         return [Connect(welcome.connector, welcome.region)]
 

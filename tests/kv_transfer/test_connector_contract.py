@@ -160,9 +160,9 @@ def test_nixl_between_two_processes(transports: str, monkeypatch: pytest.MonkeyP
         ours.send((name, NUM_SLOTS, BLOCK_BYTES, metadata))
         assert ours.poll(WAIT_S), "the writer is silent"
         digests = ours.recv()
-        block = np.empty(BLOCK_BYTES, dtype=np.uint8)
+        block, scratch = np.empty((2, BLOCK_BYTES), dtype=np.uint8)
         # Done at the source means there at the target; nobody polled here.
-        assert all(zone.land(slot, digest, block) for slot, digest in digests.items())
+        assert all(zone.land(slot, digest, block, scratch) for slot, digest in digests.items())
         target.fence(name)
         zone.abandon()
         successor = LandingZone(NUM_SLOTS, BLOCK_BYTES)

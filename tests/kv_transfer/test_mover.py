@@ -17,7 +17,6 @@ from pdserve_kv_transfer.events import (
     Landed,
     MoverDied,
     RegionFailed,
-    RegionFenced,
     RegionOpened,
     WriteFailed,
     Written,
@@ -41,7 +40,6 @@ def test_bytes_arrive_in_the_blocks_of_their_positions(connector: str) -> None:
         pair.sender.write("d", "r1", [(0, 5, 2), (16, 6, 3), (32, 1, 0), (48, 9, 1)])
         written = pair.sent.expect(Written)
         assert written.digests == {p: block_digest(pair.source[b]) for p, b in [(0, 5), (16, 6), (32, 1), (48, 9)]}
-        assert written.num_bytes == 4 * BLOCK_BYTES
         blocks = {0: 7, 16: 3, 32: 2, 48: 8}
         slots = {0: 2, 16: 3, 32: 0, 48: 1}
         pair.receiver.land("p", "r1", [(p, slots[p], blocks[p], written.digests[p]) for p in blocks])
@@ -69,7 +67,6 @@ def test_after_a_fence_nothing_lands_and_a_new_region_works(connector: str) -> N
     with mover_pair(connector, BLOCK_BYTES) as pair:
         old = pair.connect()
         pair.receiver.fence("p")
-        assert pair.received.expect(RegionFenced).name == old.name
         # A source may need a moment to notice; until then its bytes go to addresses that nobody uses any more.
         outcome: object = None
         deadline = time.monotonic() + WAIT_S
@@ -96,7 +93,9 @@ def test_regions_of_two_peers_are_apart(connector: str) -> None:
         second = pair.connect(peer="p2", key="d2")
         assert first.name != second.name
         pair.receiver.fence("p")
-        pair.received.expect(RegionFenced)
+        # Carried out in order: the first region is fenced when this is answered.
+        pair.receiver.land("p", "r0", [(0, 0, 4, b"")])
+        assert pair.received.expect(Landed).bad == {0}
         pair.sender.write("d2", "r1", [(0, 3, 0)])
         digests = pair.sent.expect(Written).digests
         pair.receiver.land("p2", "r1", [(0, 0, 4, digests[0])])

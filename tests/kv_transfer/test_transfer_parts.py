@@ -34,12 +34,12 @@ def test_landing_copies_what_is_right_and_nothing_else() -> None:
     zone = LandingZone(4, 512)
     sent = cache_of(1, 512, seed=4)[0]
     zone.memory_SB[2] = sent
-    block = np.zeros(512, dtype=np.uint8)
-    assert zone.land(2, block_digest(sent), block)
+    block, scratch = np.zeros((2, 512), dtype=np.uint8)
+    assert zone.land(2, block_digest(sent), block, scratch)
     assert np.array_equal(block, sent)
     zone.memory_SB[2, 7] ^= 1
     block[:] = 9
-    assert not zone.land(2, block_digest(sent), block)
+    assert not zone.land(2, block_digest(sent), block, scratch)
     assert (block == 9).all()
 
 
@@ -55,8 +55,8 @@ def test_what_is_digested_is_what_is_copied(monkeypatch: pytest.MonkeyPatch) -> 
         return digest
 
     monkeypatch.setattr("pdserve_kv_transfer.landing.block_digest", digest_then_late_write)
-    block = np.zeros(512, dtype=np.uint8)
-    assert zone.land(0, block_digest(sent), block)
+    block, scratch = np.zeros((2, 512), dtype=np.uint8)
+    assert zone.land(0, block_digest(sent), block, scratch)
     assert np.array_equal(block, sent)
 
 

@@ -14,7 +14,6 @@ from pdserve_kv_transfer.effects import (
     Connect,
     Ended,
     FenceRegion,
-    Granted,
     Land,
     LinkLost,
     NeedRegion,
@@ -116,7 +115,6 @@ class World:
         self.num_tokens: dict[str, int] = {}
         self.cached: dict[str, set[int]] = {}
         self.wanted: dict[str, int] = {}
-        self.granted: dict[str, frozenset[int]] = {}
         self.p_of: dict[str, SenderLink] = {}
         self.d_of: dict[str, ReceiverLink] = {}
         self.p_ends: dict[str, list[Effect]] = {}
@@ -129,6 +127,10 @@ class World:
         self.start_d()
 
     # Processes.
+
+    def num_free_slots(self) -> list[int]:
+        """Of each region that is open."""
+        return [len(link._receiver._free) for link in self.d_links.values() if link._receiver._region is not None]
 
     def start_p(self, **changes: object) -> None:
         """P (again): what the old process knew is gone, what it had under way may still arrive."""
@@ -171,13 +173,13 @@ class World:
 
     # The engines.
 
-    def offer(self, id: str, num_tokens: int, *, cached: Iterable[int] = (), eta_s: float = 0.0) -> None:
+    def offer(self, id: str, num_tokens: int, *, cached: Iterable[int] = ()) -> None:
         self.num_tokens[id] = num_tokens
         self.cached[id] = set(cached)
         link = self.p_link()
         self.p_of[id] = link
         self.p_ends[id] = []
-        self.do(link, link.offer(id, num_tokens, eta_s, self.now))
+        self.do(link, link.offer(id, num_tokens, 0.0, self.now))
 
     def expect(self, id: str) -> None:
         link = self.d_link(self.p.boot_id)
@@ -273,7 +275,7 @@ class World:
                 self.cache.setdefault(landing.id, {})[position] = landed
             else:
                 bad.add(position)
-        self.do(landing.link, landing.link.on_landed(landing.id, ok, bad, 0.001, self.now))
+        self.do(landing.link, landing.link.on_landed(landing.id, ok, bad, self.now))
 
     def corrupt(self, slot: int) -> None:
         for region in self.regions.values():
@@ -352,9 +354,6 @@ class World:
                 assert not self.p_ends[id], "a write after the end"
                 assert not set(slots) & self.cached[id], "what the receiver caches is never sent"
                 self.flights.append(Flight(link, self.connected_to[link], id, dict(slots)))
-            case Granted(id=id, needed=needed):
-                assert id not in self.granted or self.granted[id] == needed
-                self.granted[id] = needed
             case Ended(id=id):
                 assert not self.p_ends[id], "two ends"
                 under_way = [f for f in self.flights if f.id == id and f.link is link and not f.given_up]

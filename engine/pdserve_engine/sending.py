@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from pdserve_kv_transfer.effects import (
@@ -15,7 +16,6 @@ from pdserve_kv_transfer.effects import (
     Connect,
     Ended,
     Failed as HandoffFailed,
-    Granted,
     HandedOver as GivenOver,
     LinkLost,
     Refused,
@@ -48,11 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class SendPolicy(Protocol):
-    """When a node offers, and what it promises."""
-
-    def may_offer(self, num_open: int) -> bool:
-        """Whether one more hand-off may be offered beside the ``num_open`` ones. Asked again after each step."""
-        ...
+    """What a node promises when it offers."""
 
     def eta_s(self, num_tokens: int) -> float:
         """Seconds until ``num_tokens`` prompt tokens will have been computed."""
@@ -105,8 +101,7 @@ class Sending:
         self._block_size = identity.layout.block_size
         self._outgoing: dict[str, _Outgoing] = {}
         self._links: dict[str, _Link] = {}
-        self._current: dict[str, _Link] = {}
-        self._num_links: dict[str, int] = {}
+        self._link_numbers = count(1)
 
     @property
     def num_open(self) -> int:
@@ -132,8 +127,6 @@ class Sending:
             if outgoing.link is not None or not self._core.scheduler.block_ids(outgoing.request.request_id):
                 continue
             assert self._policy is not None, "accepted without a policy"
-            if not self._policy.may_offer(sum(other.link is not None for other in self._outgoing.values())):
-                return
             outgoing.link = link = self._link_to(outgoing.send_to, now)
             num_left = outgoing.num_kv_tokens - outgoing.request.num_computed_tokens
             eta_s = self._policy.eta_s(max(0, num_left))
@@ -223,13 +216,13 @@ class Sending:
                 del self._links[link.key]
 
     def _link_to(self, send_to: SendTo, now: float) -> _Link:
-        current = self._current.get(send_to.boot_id)
-        if current is not None and current.machine.state is not LinkState.LOST:
-            return current
-        number = self._num_links[send_to.boot_id] = self._num_links.get(send_to.boot_id, 0) + 1
+        for link in self._links.values():
+            if link.machine.peer_boot == send_to.boot_id and link.machine.state is not LinkState.LOST:
+                return link
+        number = next(self._link_numbers)
         machine = SenderLink(self._identity, send_to.boot_id, number=number)
         link = _Link(machine, Address(send_to.host, send_to.port), _key(send_to.boot_id, number))
-        self._links[link.key] = self._current[send_to.boot_id] = link
+        self._links[link.key] = link
         self._apply(link, machine.open(now), now)
         return link
 
@@ -242,8 +235,6 @@ class Sending:
                     self._mover.connect(link.key, connector, region)
                 case Write(id=id, slots=slots):
                     self._write(link, id, dict(slots))
-                case Granted():
-                    pass
                 case Ended(id=id, outcome=outcome):
                     self._end(id, outcome, now)
                 case LinkLost(reason=reason):

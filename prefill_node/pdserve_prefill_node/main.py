@@ -9,7 +9,7 @@ from pdserve_engine.args import parse_node_args
 from pdserve_engine.node import run_node
 from pdserve_protocol.door import PREFILL_PORT
 
-from pdserve_prefill_node.policy import OfferWhenScheduled
+from pdserve_prefill_node.policy import RecentSpeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_node_args(
         "prefill-node", DESCRIPTION, default_port=PREFILL_PORT, max_num_batched_tokens=512, argv=argv
     )
-    return run_node("prefill", args, send_policy=OfferWhenScheduled())
+    return run_node("prefill", args, send_policy=RecentSpeed())
 
 
 if __name__ == "__main__":

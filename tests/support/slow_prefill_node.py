@@ -9,7 +9,7 @@ from pdserve_engine.args import parse_node_args
 from pdserve_engine.node import run_node
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.slow import slow
-from pdserve_prefill_node.policy import OfferWhenScheduled
+from pdserve_prefill_node.policy import RecentSpeed
 
 if __name__ == "__main__":
     gate = Path(sys.argv[1])
@@ -17,4 +17,4 @@ if __name__ == "__main__":
         "prefill-node", "held back", default_port=7001, max_num_batched_tokens=512, argv=sys.argv[2:]
     )
     connectors = {name: slow(connector, gate=gate.exists) for name, connector in CONNECTORS.items()}
-    sys.exit(run_node("prefill", args, send_policy=OfferWhenScheduled(), connectors=connectors))
+    sys.exit(run_node("prefill", args, send_policy=RecentSpeed(), connectors=connectors))

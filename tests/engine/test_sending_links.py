@@ -1,0 +1,75 @@
+"""The links of a node that sends, over a real scheduler, with a door and a mover that only listen."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from pdserve_engine.sending import Sending
+from pdserve_kv_transfer.sender_link import LinkState
+from pdserve_protocol.handoff import LinkHello, LinkRefused, PeerMessage
+from pdserve_protocol.node import KVLayout, NodeIdentity
+from support.engines import BLOCK, SEND, Engine
+
+P = NodeIdentity(
+    boot_id="p",
+    role="prefill",
+    model_id="m",
+    tokenizer_id="t",
+    numerics="n",
+    layout=KVLayout(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_bytes=64),
+    digest="x",
+    connectors=["c"],
+)
+
+
+class Listener:
+    """Takes any order and keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[PeerMessage] = []
+
+    def send(self, route: object, message: PeerMessage) -> None:
+        self.sent.append(message)
+
+    def disconnect(self, peer: object) -> None:
+        pass
+
+
+class NoPromise:
+    def eta_s(self, num_tokens: int) -> float:
+        return 0.0
+
+    def observe_step(self, num_tokens: int, seconds: float) -> None:
+        pass
+
+
+@pytest.mark.parametrize("boots", [["d"] * 6, [f"d{number}" for number in range(6)]], ids=["one", "many"])
+def test_lost_links_are_forgotten_and_their_numbers_never_come_again(boots: list[str]) -> None:
+    engine, listener = Engine(num_blocks=64), Listener()
+    outputs: list[object] = []
+    sending = Sending(engine.core, listener, listener, P, NoPromise(), outputs.append)  # type: ignore[arg-type]
+    sizes: set[int] = set()
+    for number, boot in enumerate(boots):
+        send_to = msgspec.structs.replace(SEND, boot_id=boot)
+        for id in (f"r{number}", f"s{number}"):
+            engine.add(id, range(3), send_to=send_to)
+            sending.accept(engine.scheduler.requests[id], send_to)
+        engine.begin()
+        sending.offer_scheduled(engine.tick())
+        (link,) = sending._links.values()
+        hello = listener.sent[-1]
+        assert isinstance(hello.body, LinkHello)
+        engine.complete()
+        refused = PeerMessage(
+            from_boot=boot, to_boot="p", from_sender=False, link=hello.link, body=LinkRefused(reason="")
+        )
+        sending.on_peer_message(refused, engine.tick())
+        assert link.machine.state is LinkState.LOST
+        sending.tick(engine.tick())
+        assert sending.num_open == 0
+        assert not sending.is_active()
+        sizes.add(sum(len(held) for held in vars(sending).values() if isinstance(held, dict)))
+    links = [message.link for message in listener.sent if isinstance(message.body, LinkHello)]
+    assert links == sorted(set(links)), "a number came again"
+    assert len(links) == len(boots), "two hand-offs to one receiver go over one link"
+    assert sizes == {0}, "something is kept of links that are over"

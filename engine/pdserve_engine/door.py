@@ -10,7 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -85,12 +88,12 @@ class NodeDoor:
         self._heard: dict[bytes, float] = {}
         self._dealers: dict[Address, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
-        self._orders_out: Any = self._context.socket(zmq.PAIR)
-        self._orders_in: Any = self._context.socket(zmq.PAIR)
-        for end in (self._orders_out, self._orders_in):
-            end.sndhwm = end.rcvhwm = 0
-        self._orders_in.bind("inproc://orders")
-        self._orders_out.connect("inproc://orders")
+        self._orders: deque[Callable[[], None]] = deque()
+        self._bell: Any = self._context.socket(zmq.PAIR)
+        self._wake: Any = self._context.socket(zmq.PAIR)
+        self._wake.bind("inproc://wake")
+        self._bell.connect("inproc://wake")
+        self._closing = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="door", daemon=True)
 
@@ -108,17 +111,17 @@ class NodeDoor:
     def send(self, route: Route, message: Message) -> None:
         """Sends without waiting. To an Address it connects first; to a visitor who has left it does nothing."""
         if isinstance(route, Visitor):
-            self._order(b"visitor", route.identity, encode(message))
+            self._order(partial(self._answer, route.identity, encode(message)))
         else:
-            self._order(b"peer", str(route.port).encode(), route.host.encode(), encode(message))
+            self._order(partial(self._tell, route, encode(message)))
 
     def broadcast_load(self) -> None:
         """Tells every router our load without being asked."""
-        self._order(b"broadcast")
+        self._order(self._broadcast_load)
 
     def disconnect(self, address: Address) -> None:
         """Drops the connection to a peer."""
-        self._order(b"drop", str(address.port).encode(), address.host.encode())
+        self._order(partial(self._drop, address))
 
     def close(self) -> None:
         """Sends what was said, then closes. Idempotent."""
@@ -126,18 +129,18 @@ class NodeDoor:
             return
         self._closed = True
         if self._thread.is_alive():
-            self._order(b"close")
+            self._order(self._stop)
             self._thread.join(CLOSE_S)
-        self._orders_out.close(linger=0)
+        self._bell.close(linger=0)
         self._door.close()
         self._context.destroy(linger=0)
 
-    def _order(self, *frames: bytes) -> None:
-        try:
-            self._orders_out.send_multipart(frames, zmq.NOBLOCK)
-        except zmq.Again:
-            # There is no limit to the queue, so nobody listens: the thread has died, and has posted that.
-            log.debug("an order to a door that is no more: %s", frames[0])
+    def _order(self, order: Callable[[], None]) -> None:
+        """Has the thread do it, after what it was told before."""
+        self._orders.append(order)
+        # If the bell cannot ring it has not been answered yet, or nobody is left: the thread has died and posted that.
+        with suppress(zmq.Again):
+            self._bell.send(b"", zmq.NOBLOCK)
 
     # The thread.
 
@@ -149,12 +152,12 @@ class NodeDoor:
         finally:
             for dealer in self._dealers.values():
                 dealer.close(linger=500)
-            self._orders_in.close(linger=0)
+            self._wake.close(linger=0)
 
     def _serve(self) -> None:
         self._poller.register(self._door.socket, zmq.POLLIN)
-        self._poller.register(self._orders_in, zmq.POLLIN)
-        while True:
+        self._poller.register(self._wake, zmq.POLLIN)
+        while not self._closing:
             # Silence has to be noticed only while there is someone who could fall silent.
             ready = dict(self._poller.poll(round(STATE_INTERVAL_S * 1000) if self._heard else None))
             if self._door.socket in ready:
@@ -162,8 +165,8 @@ class NodeDoor:
             for address, dealer in list(self._dealers.items()):
                 if dealer in ready:
                     self._receive_peer(address, dealer)
-            if self._orders_in in ready and not self._carry_out_orders():
-                return
+            if self._wake in ready:
+                self._carry_out_orders()
             self._notice_silence()
 
     def _receive_visitors(self) -> None:
@@ -194,22 +197,19 @@ class NodeDoor:
             log.warning("%s", error)
             return None
 
-    def _carry_out_orders(self) -> bool:
-        """False when the last one was to close."""
-        while (frames := _receive(self._orders_in)) is not None:
-            match frames:
-                case [b"visitor", identity, payload]:
-                    self._answer(identity, payload)
-                case [b"peer", port, host, payload]:
-                    self._tell(Address(host.decode(), int(port)), payload)
-                case [b"drop", port, host]:
-                    self._drop(Address(host.decode(), int(port)))
-                case [b"broadcast"]:
-                    for identity in list(self._heard):
-                        self._answer(identity, self._load)
-                case _:
-                    return False
-        return True
+    def _carry_out_orders(self) -> None:
+        while _receive(self._wake) is not None:
+            pass
+        # The bell first: an order that comes now rings again.
+        while self._orders:
+            self._orders.popleft()()
+
+    def _stop(self) -> None:
+        self._closing = True
+
+    def _broadcast_load(self) -> None:
+        for identity in list(self._heard):
+            self._answer(identity, self._load)
 
     def _answer(self, identity: bytes, payload: bytes) -> None:
         try:

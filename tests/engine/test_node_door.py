@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 import zmq
 from pdserve_engine.door import Arrived, DoorDied, NodeDoor
@@ -68,6 +69,38 @@ def test_a_dead_door_does_not_hold_up_those_who_order(
     assert isinstance(event, DoorDied)
     for _ in range(3):
         door.send(Address("127.0.0.1", 1), Ping())
+
+
+def test_orders_are_carried_out_in_order_however_many(door: NodeDoor, inbox: queue.SimpleQueue[DoorEvent]) -> None:
+    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None, queue=True) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = 5000
+        dealer.rcvhwm = 0
+        dealer.send(encode(Hello()))
+        visitor = inbox.get(timeout=5)
+        assert isinstance(visitor, Arrived)
+        # More than a queue of ZMQ holds, while a peer that is not there is spoken to as well.
+        for number in range(3000):
+            door.send(visitor.route, msgspec.structs.replace(LOAD, running=number))
+            door.send(Address("127.0.0.1", 1), Ping())
+            if number % 100 == 0:
+                assert msgspec.msgpack.decode(dealer.recv(), type=NodeLoad).running == number // 100
+        told = [msgspec.msgpack.decode(dealer.recv(), type=NodeLoad).running for _ in range(3000 - 30)]
+        assert told == [*range(30, 3000)]
+
+
+def test_what_was_said_before_the_end_is_sent(door: NodeDoor, inbox: queue.SimpleQueue[DoorEvent]) -> None:
+    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None, queue=True) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = 5000
+        dealer.send(encode(Hello()))
+        visitor = inbox.get(timeout=5)
+        assert isinstance(visitor, Arrived)
+        for number in range(100):
+            door.send(visitor.route, msgspec.structs.replace(LOAD, running=number))
+        door.close()
+        for number in range(100):
+            assert msgspec.msgpack.decode(dealer.recv(), type=NodeLoad).running == number
 
 
 def test_a_dealer_to_an_impossible_address() -> None:

@@ -7,6 +7,7 @@ import logging
 import queue
 import sys
 import uuid
+from contextlib import ExitStack
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,8 @@ def build_node(
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     # The port is taken first: that it is not free should not be learnt after loading a model.
     door = NodeDoor(args.host, args.port, args.cluster_key, inbox.put)
-    try:
+    with ExitStack() as unless_wired:
+        unless_wired.callback(door.close)
         folder = resolve_model(args.model)
         core, worker = build_engine(
             EngineConfig(
@@ -117,11 +119,10 @@ def build_node(
         files = load_tokenizer_files(folder)
         tokenizer = TokenizerFiles(tokenizer_id=tokenizer_id(files), files=files)
         mover = Mover(worker.kv_bytes(), inbox.put, connectors=connectors)
-    except BaseException:
-        door.close()
-        raise
-    for name in CONNECTOR_NAMES:
-        mover.prepare(name)
+        unless_wired.callback(mover.close)
+        for name in CONNECTOR_NAMES:
+            mover.prepare(name)
+        unless_wired.pop_all()
     info = NodeInfo(
         identity=NodeIdentity(
             boot_id=uuid.uuid4().hex,

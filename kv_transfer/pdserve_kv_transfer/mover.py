@@ -10,6 +10,7 @@ import queue
 import threading
 import uuid
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ DEFAULT_REGION_BYTES = 64 << 20
 MIN_SLOTS = 4
 POLL_MIN_S = 20e-6
 POLL_MAX_S = 1e-3
+PREPARE_S = 30.0
 CLOSE_S = 5.0
 
 
@@ -102,8 +104,17 @@ class Mover:
     # Commands.
 
     def prepare(self, connector: str) -> None:
-        """Makes the source half now, so that the first connection does not wait for it. Failures show at connect."""
-        self._commands.put(lambda: self._do_prepare(connector))
+        """Makes the source half and waits for it, so that no connection has to, and that it is known to work.
+
+        Raises:
+            ConnectorMissing: it cannot be made, or not in time.
+        """
+        made: Future[None] = Future()
+        self._commands.put(lambda: self._do_prepare(connector, made))
+        try:
+            made.result(PREPARE_S)
+        except TimeoutError as error:
+            raise ConnectorMissing(connector, f"not ready within {PREPARE_S:g} s") from error
 
     def open_region(self, peer: str, connector: str) -> None:
         """Answered by RegionOpened or RegionFailed."""
@@ -194,12 +205,13 @@ class Mover:
             raise ConnectorMissing(name, f"there are {sorted(self._connectors)}")
         return connector
 
-    def _do_prepare(self, connector: str) -> None:
+    def _do_prepare(self, connector: str, made: Future[None]) -> None:
         try:
             self._source(connector)
-        except TransferError:
-            # The same error comes up, and is told, when a peer is to be connected.
-            return
+        except TransferError as error:
+            made.set_exception(error)
+        else:
+            made.set_result(None)
 
     def _do_open_region(self, peer: str, connector: str) -> None:
         zone = LandingZone(self._num_slots, self._block_bytes)

@@ -8,6 +8,7 @@ removing the peer, deregistering the memory and releasing handles all let later 
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,10 @@ def _make_agent(bindings: ModuleType, name: str, *, progress: bool) -> Any:
     return agent
 
 
+def _devices() -> str:
+    return f"UCX_NET_DEVICES={os.environ.get('UCX_NET_DEVICES', 'all')}"
+
+
 def _registration(bindings: ModuleType, memory: npt.NDArray[np.uint8]) -> Any:
     return bindings.nixlRegDList(bindings.DRAM_SEG, [(memory.ctypes.data, memory.nbytes, 0, "")])
 
@@ -80,9 +85,12 @@ class NixlSource:
         self._nixl = _load()
         self._errors = _errors(self._nixl)
         self._cache_NB = cache_NB
-        self._agent = _make_agent(self._nixl, f"source-{uuid.uuid4().hex}", progress=False)
-        self._registered = _registration(self._nixl, cache_NB)
-        self._agent.registerMem(self._registered, [])
+        try:
+            self._agent = _make_agent(self._nixl, f"source-{uuid.uuid4().hex}", progress=False)
+            self._registered = _registration(self._nixl, cache_NB)
+            self._agent.registerMem(self._registered, [])
+        except self._errors as error:
+            raise ConnectorMissing("nixl", f"no source agent over {_devices()}: {error}") from error
         self._peers: dict[str, _Peer] = {}
         self._handles: dict[int, str] = {}
         self._abandoned: list[int] = []

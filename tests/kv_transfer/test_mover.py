@@ -8,9 +8,10 @@ import time
 
 import numpy as np
 import pytest
+from pdserve_kv_transfer.connector import Connector, SourceConnector
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.digest import block_digest
-from pdserve_kv_transfer.errors import RegionTooSmall
+from pdserve_kv_transfer.errors import ConnectorMissing, RegionTooSmall
 from pdserve_kv_transfer.events import (
     Connected,
     ConnectFailed,
@@ -115,6 +116,18 @@ def test_an_unknown_connector_is_told_by_name() -> None:
     with mover_pair("loopback", BLOCK_BYTES) as pair:
         pair.receiver.open_region("p", "carrier-pigeon")
         assert "carrier-pigeon" in pair.received.expect(RegionFailed).reason
+
+
+def test_a_connector_that_cannot_be_made_is_told_at_once() -> None:
+    def no_device(cache_NB: object) -> SourceConnector:
+        raise ConnectorMissing("loopback", "no device")
+
+    broken = {"loopback": Connector(source=no_device, target=CONNECTORS["loopback"].target)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=broken) as pair:
+        with pytest.raises(ConnectorMissing, match="no device"):
+            pair.sender.prepare("loopback")
+        pair.sender.connect("d", "loopback", pair.open_region())
+        assert "no device" in pair.sent.expect(ConnectFailed).reason
 
 
 def test_disconnect_gives_up_a_write_that_is_held_back() -> None:

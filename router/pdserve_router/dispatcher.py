@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from pdserve_protocol.errors import NodeUnreachable
@@ -117,6 +117,8 @@ class Dispatcher:
         self._decode_policy = decode_policy or RoundRobin()
         self._live: dict[str, Attempt] = {}
         self._pairs: dict[tuple[str | None, str | None], bool] = {}
+        # By name of a node that is not there: attempts given up meanwhile, each with the process that may have it.
+        self._owed_aborts: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
 
     def start(
         self,
@@ -170,11 +172,15 @@ class Dispatcher:
         return attempt
 
     def close(self, attempt: Attempt) -> None:
-        """Forget an attempt, and abort what still runs of it unless a node ended it. Idempotent, never blocks."""
-        if self._live.pop(attempt.id, None) is None or attempt.life.completed:
+        """Forget an attempt, and abort what still runs of it and is not about to end. Idempotent, never blocks."""
+        life = attempt.life
+        if self._live.pop(attempt.id, None) is None:
             return
-        attempt.life.stop()
-        for half in attempt.life.open_halves:
+        # Where the first token was the last, a decode half waits for its peer, whom it may never hear.
+        if life.completed and Half.DECODE not in life.open_halves:
+            return
+        life.stop()
+        for half in life.open_halves:
             node = attempt.nodes[half]
             if node.boot_id != attempt.boot_ids[half]:
                 continue
@@ -200,7 +206,20 @@ class Dispatcher:
         for attempt in list(self._live.values()):
             for half, user in attempt.nodes.items():
                 if user is node and attempt.boot_ids[half] != node.boot_id:
+                    self._owed_aborts[node.name][attempt.id] = attempt.boot_ids[half]
                     attempt.deliver(half, NodeLost(f"{half.value} node {node.name}"))
+        if node.boot_id is not None:
+            self._settle_aborts(node)
+
+    def _settle_aborts(self, node: Node) -> None:
+        """A node is there: if it only could not be reached, a request to it may still have arrived, late."""
+        owed = self._owed_aborts.pop(node.name, {})
+        ids = [attempt_id for attempt_id, boot_id in owed.items() if boot_id == node.boot_id]
+        if ids:
+            try:
+                node.client.send(AbortRequests(ids=ids))
+            except NodeUnreachable:
+                self._owed_aborts[node.name] = owed
 
     def _choose(self, served: ServedModel, max_tokens: int) -> tuple[Mode, dict[Half, Node]]:
         if max_tokens == 1 and served.prefill:

@@ -197,5 +197,10 @@ def test_a_network_that_is_gone_for_a_while(spread: Spread, name: str) -> None:
         finally:
             spread.hosts.plug(name)
     wait_for(spread.serves, 15, "both serve again")
-    wait_for(lambda: is_idle("prefill") and is_idle("decode"), 6, "nothing is left")
+    wait_for(
+        lambda: is_idle("prefill") and is_idle("decode"),
+        6,
+        "nothing is left",
+        lambda: str([node_status(door, **keys).load for door in doors.values()]),
+    )
     assert spread.stream({**BODIES[3], "cache_salt": name}).wait_end().text == text

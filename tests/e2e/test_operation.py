@@ -314,9 +314,7 @@ JUNK = {
 
 def test_junk_on_every_open_port_disturbs_nobody(cluster: Cluster) -> None:
     # B106
-    doors = {
-        where for node in [*cluster.prefill, *cluster.decode, cluster.router] for where in listening_addresses(node)
-    }
+    doors = {where for process in processes(cluster) for where in listening_addresses(process.pid)}
     assert {port for _, port in doors} >= {port_of(node.ready_line) for node in [*cluster.prefill, *cluster.decode]}
     assert {host for host, _ in doors} == {"127.0.0.1"}, "something listens where it was not told to"
     body = greedy(prompt_of(31, 200), 1500)

@@ -3,7 +3,8 @@
 KernelError
 ├── UnknownBackend      no backend of that name
 ├── NoSuchFamily        the processor lacks the instruction family that was asked for
-└── NotBuilt            the C kernels were asked for and are not installed
+├── NotBuilt            the C kernels were asked for and are not installed
+└── NoTriton            the Triton kernels were asked for and cannot run here
 """
 
 from __future__ import annotations
@@ -28,3 +29,8 @@ class NotBuilt(KernelError):
         super().__init__(
             "the C kernels are not installed: reinstall where there is a C compiler, or use another backend"
         )
+
+
+class NoTriton(KernelError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the Triton kernels cannot run: {reason}; use another backend")

@@ -6,8 +6,8 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from pdserve_kernels import cpu
-from pdserve_kernels.errors import NotBuilt, UnknownBackend
+from pdserve_kernels import cpu, triton_gpu
+from pdserve_kernels.errors import NotBuilt, NoTriton, UnknownBackend
 from pdserve_kernels.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
@@ -36,14 +36,22 @@ def _auto() -> Backend:
     return TorchBackend()
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {"auto": _auto, "cpu": _cpu, "torch": TorchBackend}
+def _triton() -> Backend:
+    if not triton_gpu.is_installed():
+        raise NoTriton("triton is not installed (the extra `cuda`)")
+    from pdserve_kernels.triton_gpu.backend import TritonBackend
+
+    return TritonBackend()
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {"auto": _auto, "cpu": _cpu, "torch": TorchBackend, "triton": _triton}
 
 
 def select_backend(name: str = "auto") -> Backend:
     """The backend of this name; ``auto`` is the C kernels, or torch where they are not installed.
 
     Raises:
-        UnknownBackend, NotBuilt
+        UnknownBackend, NotBuilt, NoTriton
         NoSuchFamily: PDSERVE_CPU_ISA names one that the machine lacks.
     """
     if name not in _BACKENDS:

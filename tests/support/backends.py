@@ -1,10 +1,10 @@
-"""Every kernel backend that this machine can run: torch, and C for each instruction family it has."""
+"""Every kernel backend that this machine can run: torch, C for each instruction family it has, Triton interpreted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pdserve_kernels import cpu
+from pdserve_kernels import cpu, triton_gpu
 from pdserve_kernels.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
@@ -20,12 +20,16 @@ def families() -> list[str]:
     return _native.families()
 
 
-BACKENDS = ["torch", *(f"cpu-{family}" for family in families())]
+BACKENDS = ["torch", *(f"cpu-{family}" for family in families()), *(["triton"] if triton_gpu.is_installed() else [])]
 
 
 def make_backend(name: str) -> Backend:
     if name == "torch":
         return TorchBackend()
+    if name == "triton":
+        from pdserve_kernels.triton_gpu.backend import TritonBackend
+
+        return TritonBackend()
     from pdserve_kernels.cpu.backend import CpuBackend
 
     return CpuBackend(name.removeprefix("cpu-"))

@@ -5,6 +5,9 @@ scheduling or sockets, and imports no other room.
 
     interface.py       Backend: the operations of a decoder, and the values they take
     select.py          a backend by its name
+    operations.py      a decoder as one operation after another
     torch_backend.py   the reference: plain torch
+    cpu/               the backend for CPUs, in C
+    sampling.py        from logits to tokens
     errors.py          the error tree
 """

@@ -121,7 +121,7 @@ static int compare(const void *a, const void *b)
 typedef struct {
     const float *logits;
     int64_t vocab;
-    double largest, temperature;
+    double largest, scale; /* buckets for one unit of logit */
     const double *weights;
     candidate_t *candidates;
     int64_t counts[BUCKETS];
@@ -130,7 +130,7 @@ typedef struct {
 
 static int bucket_of(const ranking_t *r, float logit)
 {
-    double below = (r->largest - (double)logit) / r->temperature * PER_UNIT;
+    double below = (r->largest - (double)logit) * r->scale;
     return below < BUCKETS - 1 ? (int)below : BUCKETS - 1; /* NaN goes into the last */
 }
 
@@ -263,7 +263,7 @@ const char *draw(const float *logits, int64_t vocab, const draw_t *params, int64
     int64_t top_k = params->top_k > 0 && params->top_k < vocab ? params->top_k : vocab;
     if (top_k < vocab || params->top_p < 1.0) {
         ranking->logits = logits, ranking->vocab = vocab;
-        ranking->largest = largest, ranking->temperature = params->temperature;
+        ranking->largest = largest, ranking->scale = PER_UNIT / params->temperature;
         ranking->weights = weights, ranking->candidates = (candidate_t *)(ranking + 1);
         candidate_t last = last_kept(ranking, top_k, params->top_p);
         drop_after(logits, vocab, last.logit, last.id, weights);

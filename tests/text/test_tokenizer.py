@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given, settings, strategies as st
 from pdserve_text.errors import NotUnicode, TokenizerFilesError
 from pdserve_text.files import load_tokenizer_files, tokenizer_id
 from pdserve_text.tokenizer import Tokenizer
 from support.tokenizers import BOS_ID, END_OF_TEXT_ID, EOS_ID, SPECIAL_TOKENS, tiny_tokenizer_files, write_tokenizer
-from tokenizers import Tokenizer as LibraryTokenizer, processors
+from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, models, normalizers, pre_tokenizers, processors
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 FILES = tiny_tokenizer_files()
@@ -75,6 +79,71 @@ def test_truncation_and_padding_of_tokenizer_json_are_off() -> None:
 def test_half_a_surrogate_pair_is_refused_with_its_place() -> None:
     with pytest.raises(NotUnicode, match="character 2"):
         TOKENIZER.encode("ab\ud83d", add_special_tokens=True)
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=60) | st.lists(st.sampled_from([*SPECIAL_TOKENS, "the", " ", "é"])).map("".join))
+def test_no_text_has_fewer_tokens_than_it_is_said_to_have_at_least(text: str) -> None:
+    assert TOKENIZER.fewest_tokens(text) <= len(TOKENIZER.encode(text, add_special_tokens=False))
+
+
+def test_fewest_tokens() -> None:
+    assert TOKENIZER.fewest_tokens("") == 0
+    assert TOKENIZER.fewest_tokens("<|endoftext|>" * 1000) == 1000, "the longest token there is"
+    assert TOKENIZER.fewest_tokens("\ud83d") == 1, "what is no text is refused when it is encoded"
+    backend = LibraryTokenizer.from_buffer(FILES["tokenizer.json"])
+    vocab = backend.get_vocab(with_added_tokens=False)
+    del vocab["z"]
+    backend.model = models.BPE(vocab, [])
+    tokenizer = Tokenizer.from_files({**FILES, "tokenizer.json": backend.to_str().encode()})
+    text = "z" * 1000
+    assert tokenizer.encode(text, add_special_tokens=False) == []
+    assert tokenizer.fewest_tokens(text) == 0
+
+
+def _normalizes(backend: LibraryTokenizer) -> None:
+    backend.normalizer = normalizers.NFC()
+
+
+def _drops(backend: LibraryTokenizer) -> None:
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("x", "removed"), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+
+
+def _splits_at_spaces(backend: LibraryTokenizer) -> None:
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+
+def _strips(backend: LibraryTokenizer) -> None:
+    backend.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+
+
+@pytest.mark.parametrize("change", [_normalizes, _drops, _splits_at_spaces, _strips])
+def test_there_is_no_guess_where_text_may_vanish(change: Callable[[LibraryTokenizer], None]) -> None:
+    backend = LibraryTokenizer.from_buffer(FILES["tokenizer.json"])
+    change(backend)
+    tokenizer = Tokenizer.from_files({**FILES, "tokenizer.json": backend.to_str().encode()})
+    assert tokenizer.fewest_tokens("x" * 1000) == 0
+
+
+@pytest.mark.slow
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    # B108
+    done = threading.Event()
+
+    def encode() -> None:
+        TOKENIZER.encode("x " * (1 << 19), add_special_tokens=False)
+        done.set()
+
+    start = last = time.monotonic()
+    longest = 0.0
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while not done.wait(0.001):
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    thread.join()
+    assert max(longest, time.monotonic() - last) < (time.monotonic() - start) / 3
 
 
 def test_token_bytes_for_logprobs() -> None:

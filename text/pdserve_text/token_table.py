@@ -16,6 +16,7 @@ from pdserve_text.files import TOKENIZER
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_KEEPING = ("ByteLevel", "Digits", "Split")
 _SUPPORTED = "ByteLevel, Metaspace, and sequences of Replace, ByteFallback, Fuse and Strip at the start"
 
 
@@ -65,6 +66,22 @@ def token_table(tokens: Mapping[int, str], special_ids: frozenset[int], decoder:
         special_ids=special_ids,
         strip=rules.strip,
         strip_first_token=rules.strip_first_token,
+    )
+
+
+def writes_every_byte(spec: Mapping[str, Any]) -> bool:
+    """Whether, by a tokenizer.json, the tokens of any text hold all its bytes (those that the vocabulary has).
+
+    A normalizer may shorten a text, a pre-tokenizer may drop spaces, and so may an added token beside it.
+    """
+    steps = spec.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", [steps])
+    return (
+        (spec.get("decoder") or {}).get("type") == "ByteLevel"
+        and spec.get("normalizer") is None
+        and (spec.get("model") or {}).get("type", "BPE") == "BPE"
+        and all(step.get("type") in _KEEPING and step.get("behavior") != "Removed" for step in steps)
+        and not any(token.get("lstrip") or token.get("rstrip") for token in spec.get("added_tokens") or [])
     )
 
 

@@ -12,7 +12,7 @@ import tokenizers
 from pdserve_text import files as folder_files
 from pdserve_text.detokenizer import IncrementalDetokenizer
 from pdserve_text.errors import NotUnicode, TokenizerFilesError
-from pdserve_text.token_table import TokenTable, token_table
+from pdserve_text.token_table import TokenTable, token_table, writes_every_byte
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ class Tokenizer:
     def __init__(self, files: Mapping[str, bytes]) -> None:
         if folder_files.TOKENIZER not in files:
             raise TokenizerFilesError(folder_files.TOKENIZER, "missing")
-        decoder = folder_files.read_json(files, folder_files.TOKENIZER).get("decoder")
+        spec = folder_files.read_json(files, folder_files.TOKENIZER)
         try:
             backend = tokenizers.Tokenizer.from_buffer(files[folder_files.TOKENIZER])
         except Exception as error:  # the library raises bare Exception
@@ -46,8 +46,10 @@ class Tokenizer:
         tokens |= {token_id: token.content for token_id, token in added.items()}
 
         self.id: str = folder_files.tokenizer_id(files)
-        self.table: TokenTable = token_table(tokens, special_ids, decoder)
+        self.table: TokenTable = token_table(tokens, special_ids, spec.get("decoder"))
         self.vocab_size: int = len(self.table.pieces)
+        self._longest = max(map(len, self.table.pieces), default=0) if writes_every_byte(spec) else 0
+        self._unwritten = bytes(set(range(256)) - {piece[0] for piece in self.table.pieces if len(piece) == 1})
         self.end_token_ids: frozenset[int] = folder_files.end_token_ids(files, backend.token_to_id)
         self.generation_defaults: dict[str, float] = folder_files.generation_defaults(files)
 
@@ -66,7 +68,15 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise NotUnicode(error.start) from error
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of the library's ways to encode, this is the one that lets other threads run meanwhile.
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def fewest_tokens(self, text: str) -> int:
+        """So many tokens ``text`` has at least; far quicker than encoding it. 0 where the tokenizer allows no guess."""
+        if not self._longest:
+            return 0
+        # Bytes without a token of their own, perhaps control characters, are dropped by the library in silence.
+        return -(-len(text.encode(errors="replace").translate(None, self._unwritten)) // self._longest)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of these tokens as IncrementalDetokenizer streams it; an unfinished character at the end is dropped."""

@@ -145,9 +145,9 @@ class AttemptLife:
                 if self._needed(half):
                     self._fail(half, code, message)
             case Aborted():
-                # A decode node also ends this way when the first token was the last; who knows is the prefill node,
-                # whose word may come later.
-                waits = half is Half.DECODE and Half.PREFILL in self.open_halves and not self._decode_speaks
+                # A half also ends this way because of the other: a decode half when the first token was the last, a
+                # prefill half when the decode node gave up. Who knows why is the other node, whose word may come later.
+                waits = bool(self.open_halves) and not self._decode_speaks
                 if self._needed(half) and not waits:
                     self._fail(half, "internal", "the node aborted the request on its own")
 

@@ -75,6 +75,20 @@ def test_a_decode_half_that_is_not_needed_may_say_so_first() -> None:
         life.on_output(P, output(1, end=HandedOver()))
 
 
+@pytest.mark.parametrize("first", [P, D])
+def test_a_half_that_is_aborted_because_the_other_failed_leaves_it_to_say_why(first: Half) -> None:
+    life = both()
+    second = D if first is P else P
+    assert life.on_output(first, output(0, end=Aborted())).finished is None
+    with pytest.raises(NodeFailed, match="no way") as caught:
+        life.on_output(second, output(0, end=Failed(code="handoff", message="no way")))
+    assert caught.value.node_code == "handoff"
+    life = both()
+    life.on_output(first, output(0, end=Aborted()))
+    with pytest.raises(NodeFailed, match="aborted"):
+        life.on_output(second, output(0, end=Aborted()))
+
+
 def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
     life = both()
     life.on_output(D, output(0, 7))

@@ -6,6 +6,7 @@ Knows nothing of what is then asked of them.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -152,14 +153,14 @@ class Fleet:
         raise ChildFailed(router.name, await router.ended(), "before it could serve")
 
     async def _serves(self) -> None:
-        """Until the router has found its nodes. HTTP has nothing to wait on, so it is asked again and again."""
+        """Until the router has a pair of nodes. HTTP has nothing to wait on, so it is asked again and again."""
         deadline = time.monotonic() + ROUTER_START_S
         url = f"http://{reachable(self.url)}/ready"
         async with aiohttp.ClientSession() as session:
             while time.monotonic() < deadline:
                 try:
                     async with session.get(url) as response:
-                        if response.status == 200:
+                        if response.status == 200 and not json.loads(await response.read()).get("degraded"):
                             return
                 except aiohttp.ClientConnectionError:
                     # It is ending, which says more than this error does: see _fails_early.

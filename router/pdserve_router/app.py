@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 32 << 20
+# A prompt of more than a million tokens; the body of one is read and parsed on the event loop, which others wait for.
+MAX_BODY_BYTES = 8 << 20
 _MAX_REQUEST_ID_CHARS = 256
 _ID_HEADER = "X-Request-Id"
 _STARTED = web.RequestKey("started", bool)
@@ -107,37 +108,32 @@ class _Status:
     async def model(self, request: web.Request) -> web.Response:
         name, names = request.match_info["model"], self._registry.model_names()
         if name not in names:
-            raise ModelNotFound(name[:200], names)
+            raise ModelNotFound(name, names)
         return _json(self._model(name))
 
     async def health(self, request: web.Request) -> web.Response:
         """200 for as long as the router lives; the body says whether it can serve."""
         prefill, decode = self._registry.of_role("prefill"), self._registry.of_role("decode")
-        prefill_up, decode_up = any(n.usable for n in prefill), any(n.usable for n in decode)
         return _json(
             {
                 "status": "draining" if self._serving.draining else "ok",
-                "pair": prefill_up and decode_up,
-                "can_serve": decode_up,
+                "degraded": self._degraded(),
+                "pair": self._registry.has_pair(),
+                "can_serve": any(node.usable for node in decode),
                 "prefill": [_node(node) for node in prefill],
                 "decode": [_node(node) for node in decode],
             }
         )
 
     async def ready(self, request: web.Request) -> web.Response:
-        """200 when a request would be served as configured: a node of each configured side is usable, and the tokenizer
-        is here.
-        """
+        """200 when a request would be served, if need be by a decode node alone, which the body tells."""
         names = self._registry.model_names()
         if self._serving.draining:
             raise NotReady("The router is stopping")
-        for role in ("prefill", "decode"):
-            nodes = self._registry.of_role(role)
-            if nodes and not any(node.usable for node in nodes):
-                raise NotReady(f"No {role} node is up")
-        for name in names:
-            self._registry.resolve(name)
-        return _json({"status": "ready", "models": names})
+        served = [self._registry.resolve(name) for name in names]
+        if not any(model.decode for model in served):
+            raise NotReady("No decode node is up")
+        return _json({"status": "ready", "degraded": self._degraded(), "models": names})
 
     async def metrics(self, request: web.Request) -> web.Response:
         return web.Response(
@@ -146,6 +142,10 @@ class _Status:
 
     async def version(self, request: web.Request) -> web.Response:
         return _json({"version": version("pdserve")})
+
+    def _degraded(self) -> bool:
+        """Prefill nodes are configured, and none works with a decode node."""
+        return bool(self._registry.of_role("prefill")) and not self._registry.has_pair()
 
     def _model(self, name: str) -> dict[str, Any]:
         infos = [n.info for n in self._registry.nodes if n.usable and n.info and n.info.served_model_name == name]

@@ -43,8 +43,12 @@ class NotSupported(BadRequest):
 
 
 class ContextTooLong(BadRequest):
-    def __init__(self, num_prompt: int, max_tokens: int | None, limit: int, param: str) -> None:
-        asked = f"your prompt has {num_prompt} tokens"
+    """``at_least``: the prompt was not tokenized, and has ``num_prompt`` tokens or more."""
+
+    def __init__(
+        self, num_prompt: int, max_tokens: int | None, limit: int, param: str, *, at_least: bool = False
+    ) -> None:
+        asked = f"your prompt has {'at least ' if at_least else ''}{num_prompt} tokens"
         if max_tokens is not None:
             asked += f" and {param} asks for {max_tokens} more, {num_prompt + max_tokens} in all"
         else:
@@ -55,7 +59,7 @@ class ContextTooLong(BadRequest):
 
 class ModelNotFound(RouterError):
     def __init__(self, model: str, served: list[str]) -> None:
-        super().__init__(f"The model '{model}' is not served here; served: {', '.join(served) or 'none'}")
+        super().__init__(f"The model '{model[:200]}' is not served here; served: {', '.join(served) or 'none'}")
         self.param = "model"
         self.code = "model_not_found"
 

@@ -1,14 +1,58 @@
 """Request bodies as the OpenAI API defines them, with vLLM's extensions. Unknown fields are ignored.
 
-Only types are declared here; ranges and meaning are validate.py's. Fields typed ``Any`` are known and not built: they
-are declared so that they can be refused by name.
+Only types are declared here; ranges and meaning are validate.py's. ``NOT_BUILT`` is the one list of fields that the API
+has and this server has not.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+# Field by field, the values that ask for nothing; any other is refused by name.
+NOT_BUILT: dict[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "response_format": ({"type": "text"},),
+    "prompt_logprobs": (),
+    "structured_outputs": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "include_stop_str_in_output": (False,),
+    "skip_special_tokens": (True,),
+    "use_beam_search": (False,),
+    "bad_words": ([],),
+    "allowed_token_ids": (),
+    "truncate_prompt_tokens": (),
+    "return_token_ids": (False,),
+    "priority": (0,),
+    "add_special_tokens": (),
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "functions": ([],),
+    "function_call": ("none",),
+    "modalities": (["text"],),
+    "audio": (),
+    "web_search_options": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "continue_final_message": (False,),
+    "add_generation_prompt": (True,),
+    "reasoning_effort": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "prompt_embeds": (),
+    "length_penalty": (1, 1.0),
+    "spaces_between_special_tokens": (True,),
+    "return_tokens_as_token_ids": (False,),
+    "logits_processors": ([],),
+}
+Body = TypeVar("Body", bound="GenerationBody")
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -39,33 +83,12 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     n: int | None = None
     cache_salt: str | None = None
 
-    response_format: Any = None
-    prompt_logprobs: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    include_stop_str_in_output: Any = None
-    skip_special_tokens: Any = None
-    use_beam_search: Any = None
-    bad_words: Any = None
-    allowed_token_ids: Any = None
-    truncate_prompt_tokens: Any = None
-    return_token_ids: Any = None
-    priority: Any = None
-    add_special_tokens: Any = None
-
 
 class CompletionBody(GenerationBody, kw_only=True):
     """POST /v1/completions. ``prompt`` is a string, a list of token ids, or a list of one of these."""
 
     prompt: str | list[Any] | None = None
     logprobs: int | None = None
-
-    best_of: Any = None
-    echo: Any = None
-    suffix: Any = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
@@ -91,16 +114,8 @@ class ChatBody(GenerationBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
 
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    modalities: Any = None
-    audio: Any = None
-    web_search_options: Any = None
-    chat_template: Any = None
-    chat_template_kwargs: Any = None
-    documents: Any = None
-    continue_final_message: Any = None
-    add_generation_prompt: Any = None
-    echo: Any = None
+
+def body_decoder(body: type[Body]) -> msgspec.json.Decoder[Body]:
+    """Decodes to ``body``, with an attribute for each field of NOT_BUILT beside its own."""
+    unbuilt = [(name, Any, None) for name in NOT_BUILT]
+    return msgspec.json.Decoder(msgspec.defstruct(body.__name__, unbuilt, bases=(body,), kw_only=True))

@@ -6,13 +6,15 @@ Owns the clients. Knows nothing of requests: outputs and changes of a node are p
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from pdserve_protocol.client import EngineCoreClient
-from pdserve_protocol.errors import ProtocolError
-from pdserve_protocol.node import GetTokenizer, TokenizerFiles
+from pdserve_protocol.codec import PROTOCOL_VERSION
+from pdserve_protocol.errors import ProtocolError, VersionMismatch
+from pdserve_protocol.node import GetTokenizer, TokenizerFiles, mismatch
 from pdserve_text.errors import TextError
 
 from pdserve_router.errors import ModelNotFound, NotReady
@@ -42,7 +44,11 @@ class NodeListener(Protocol):
 
 
 class Node:
-    """One address of the command line and whoever answers there."""
+    """One address of the command line and whoever answers there.
+
+    Attributes:
+        refused: why it is not used although it is there.
+    """
 
     def __init__(self, role: Role, client: EngineCoreClient) -> None:
         self.role: Role = role
@@ -107,6 +113,8 @@ class NodeRegistry:
                 self._by_client[client] = Node(role, client)  # type: ignore[arg-type]
         self._override = text
         self._texts: dict[str, TextModel] = {}
+        self._unusable: dict[str, TextError] = {}
+        self._arrived: list[Node] = []
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._names: set[str] = set()
         self._listener: NodeListener | None = None
@@ -138,6 +146,15 @@ class NodeRegistry:
         """Names that usable nodes serve now."""
         return sorted({node.info.served_model_name for node in self.nodes if node.usable and node.info})
 
+    def has_pair(self) -> bool:
+        """Whether there are a prefill and a decode node, both usable, that can work together."""
+        return any(
+            p.info.served_model_name == d.info.served_model_name and mismatch(p.info.identity, d.info.identity) is None
+            for p in self.of_role("prefill")
+            for d in self.of_role("decode")
+            if p.usable and d.usable and p.info and d.info
+        )
+
     def resolve(self, model: str | None) -> ServedModel:
         """The model that a request names; None is the only one served.
 
@@ -154,30 +171,19 @@ class NodeRegistry:
             raise NotReady("No node that could serve this request is up")
         if model is None:
             raise ModelNotFound("", names)
-        prefill, decode = self._group(model)
-        infos = [node.info for node in (*prefill, *decode) if node.info]
+        group = [node for node in self.nodes if node.usable and node.info and node.info.served_model_name == model]
+        infos = [node.info for node in group if node.info]
         text = self._override or self._texts.get(infos[0].identity.tokenizer_id)
         if text is None:
             raise NotReady("The tokenizer has not arrived from the nodes yet")
         return ServedModel(
             name=model,
-            prefill=prefill,
-            decode=decode,
+            prefill=[node for node in group if node.role == "prefill"],
+            decode=[node for node in group if node.role == "decode"],
             limit=min(min(info.max_model_len, info.kv_capacity_tokens) for info in infos),
             vocab_size=min(info.vocab_size for info in infos),
             text=text,
         )
-
-    def _group(self, model: str) -> tuple[list[Node], list[Node]]:
-        """Usable nodes of a name that equal the first of them, decode nodes before prefill nodes."""
-        group = [
-            node
-            for node in (*self.of_role("decode"), *self.of_role("prefill"))
-            if node.usable and node.info and node.info.served_model_name == model
-        ]
-        ids = [(n.info.identity.model_id, n.info.identity.tokenizer_id) if n.info else None for n in group]
-        alike = [node for node, identity in zip(group, ids, strict=True) if identity == ids[0]]
-        return [n for n in alike if n.role == "prefill"], [n for n in alike if n.role == "decode"]
 
     def _on_outputs(self, client: EngineCoreClient, outputs: Outputs) -> None:
         if self._listener is not None:
@@ -186,51 +192,84 @@ class NodeRegistry:
     def _on_change(self, client: EngineCoreClient) -> None:
         node = self._by_client[client]
         info = client.info
+        if node in self._arrived:
+            self._arrived.remove(node)
         if info is None:
+            node.refused = None
             log.warning("%s node %s is unreachable", node.role, node.name)
         else:
-            self._greet(node, info)
+            log.info(
+                "%s node %s is up: model %s, boot %s",
+                node.role,
+                node.name,
+                info.served_model_name,
+                info.identity.boot_id,
+            )
+            self._arrived.append(node)
+        self._judge()
         if self._listener is not None:
             self._listener.on_change(node)
 
-    def _greet(self, node: Node, info: NodeInfo) -> None:
-        node.refused = None
-        if info.identity.role != node.role:
-            node.refused = f"given as --{node.role}, but it is a {info.identity.role} node"
-            log.error("%s is not used: %s", node.name, node.refused)
-            return
-        log.info(
-            "%s node %s is up: model %s, boot %s", node.role, node.name, info.served_model_name, info.identity.boot_id
-        )
-        self._names.add(info.served_model_name)
-        for other in self.nodes:
-            if other.info and other.info.served_model_name == info.served_model_name and other.refused is None:
-                for name in ("model_id", "tokenizer_id"):
-                    if getattr(other.info.identity, name) != getattr(info.identity, name):
-                        log.error(
-                            "%s and %s both serve %s, but their %s differs: only one of them is used",
-                            node.name,
-                            other.name,
-                            info.served_model_name,
-                            name,
-                        )
-        tokenizer_id = info.identity.tokenizer_id
+    def _judge(self) -> None:
+        """Decide again who is refused. The first usable node of a name says which model and tokenizer it means."""
+        first: dict[str, tuple[Node, NodeInfo]] = {}
+        for node in self._arrived:
+            if node.info is None:
+                continue
+            name = node.info.served_model_name
+            refused = self._objection(node, node.info, first.get(name))
+            if refused is not None and refused != node.refused:
+                log.error("%s is not used: %s", node.name, refused)
+            node.refused = refused
+            if refused is None:
+                first.setdefault(name, (node, node.info))
+                self._names.add(name)
+                self._want_tokenizer(node.info.identity.tokenizer_id)
+
+    def _objection(self, node: Node, info: NodeInfo, first: tuple[Node, NodeInfo] | None) -> str | None:
+        identity = info.identity
+        if identity.role != node.role:
+            return f"given as --{node.role}, but it is a {identity.role} node"
+        if identity.version != PROTOCOL_VERSION:
+            return str(VersionMismatch(PROTOCOL_VERSION, identity.version))
+        if self._override is None and identity.tokenizer_id in self._unusable:
+            return f"its tokenizer cannot be used: {self._unusable[identity.tokenizer_id]}"
+        if first is not None:
+            other, known = first
+            for name in ("model_id", "tokenizer_id"):
+                if getattr(known.identity, name) != getattr(identity, name):
+                    return f"it serves {info.served_model_name} as {other.name} does, but its {name} differs"
+        return None
+
+    def _want_tokenizer(self, tokenizer_id: str) -> None:
         if self._override is None and tokenizer_id not in self._texts and tokenizer_id not in self._fetches:
             self._fetches[tokenizer_id] = asyncio.create_task(self._fetch(tokenizer_id))
 
     async def _fetch(self, tokenizer_id: str) -> None:
-        """Get one tokenizer from any node that has it; try again for as long as there is none."""
-        loop = asyncio.get_running_loop()
-        while True:
-            for node in self.nodes:
-                if node.info is None or node.info.identity.tokenizer_id != tokenizer_id:
-                    continue
-                try:
-                    files = await node.client.ask(GetTokenizer(), _TOKENIZER_TIMEOUT_S)
-                    if isinstance(files, TokenizerFiles) and files.tokenizer_id == tokenizer_id:
-                        self._texts[tokenizer_id] = await loop.run_in_executor(None, TextModel.from_files, files.files)
-                        log.info("tokenizer %s came from %s", tokenizer_id, node.name)
-                        return
-                except (ProtocolError, TextError) as error:
-                    log.error("no tokenizer from %s: %s", node.name, error)
+        """Get one tokenizer from the nodes that have it, in turn, for as long as there are any."""
+        for attempt in itertools.count():
+            owners = [n for n in self._arrived if n.info and n.info.identity.tokenizer_id == tokenizer_id]
+            if not owners or await self._fetch_from(owners[attempt % len(owners)], tokenizer_id):
+                break
             await asyncio.sleep(_TOKENIZER_RETRY_S)
+        del self._fetches[tokenizer_id]
+        self._judge()
+
+    async def _fetch_from(self, node: Node, tokenizer_id: str) -> bool:
+        """Whether the tokenizer is here now, or known to be of no use."""
+        try:
+            files = await node.client.ask(GetTokenizer(), _TOKENIZER_TIMEOUT_S)
+        except ProtocolError as error:
+            log.error("no tokenizer from %s: %s", node.name, error)
+            return False
+        if not isinstance(files, TokenizerFiles) or files.tokenizer_id != tokenizer_id:
+            return False
+        loop = asyncio.get_running_loop()
+        try:
+            self._texts[tokenizer_id] = await loop.run_in_executor(None, TextModel.from_files, files.files)
+        except TextError as error:
+            # The same files would fail in the same way.
+            self._unusable[tokenizer_id] = error
+        else:
+            log.info("tokenizer %s came from %s", tokenizer_id, node.name)
+        return True

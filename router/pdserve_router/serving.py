@@ -136,7 +136,7 @@ class Serving:
                 trace.proof = run.proof()
 
     async def _start(self, request: GenerationRequest, served: ServedModel, trace: RequestTrace) -> _Run:
-        prompt_ids = await served.text.prompt_ids(request.prompt)
+        prompt_ids = await served.text.prompt_ids(request.prompt, served.limit)
         if isinstance(request.prompt[0], int):
             check_token_ids(prompt_ids, served.vocab_size)
         trace.num_prompt_tokens = len(prompt_ids)
@@ -244,6 +244,7 @@ class _Run:
             if self.response is None:
                 self.response = web.StreamResponse(headers=_SSE_HEADERS)
                 await self.response.prepare(http)
+                self.trace.status = self.response.status
                 held.append(answer.first(usage))
             if delta.text or delta.entries:
                 held.append(answer.token(delta.text, delta.entries, usage))

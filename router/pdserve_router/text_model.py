@@ -9,7 +9,7 @@ from pdserve_text.chat_template import ChatTemplate
 from pdserve_text.errors import ChatTemplateError, NotUnicode, UnsupportedContent
 from pdserve_text.tokenizer import Tokenizer
 
-from pdserve_router.errors import BadRequest
+from pdserve_router.errors import BadRequest, ContextTooLong
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Below this a prompt is tokenized in a fraction of the time that a trip to another thread takes.
 _INLINE_CHARS = 8192
+# What rendering a message costs, in characters tokenized.
+_MESSAGE_CHARS = 64
 
 
 class TextModel:
@@ -32,10 +34,14 @@ class TextModel:
         """From the files of a Hugging Face folder by name; TokenizerFilesError where they do not make one."""
         return cls(Tokenizer.from_files(files), ChatTemplate.from_files(files))
 
-    async def prompt_ids(self, prompt: Prompt) -> list[int]:
+    async def prompt_ids(self, prompt: Prompt, limit: int) -> list[int]:
         """Token ids of a prompt: messages, text, or ids that pass through. A long one does not hold up the event loop.
 
+        Args:
+            limit: a prompt that has more tokens than this for certain is not tokenized.
+
         Raises:
+            ContextTooLong: it has.
             BadRequest: the template refuses the messages, or the text cannot be encoded.
         """
         if isinstance(prompt, str):
@@ -43,19 +49,25 @@ class TextModel:
         elif prompt and isinstance(prompt[0], dict):
             size = sum(_num_chars(message) for message in prompt if isinstance(message, dict))
         else:
+            if len(prompt) > limit:
+                raise ContextTooLong(len(prompt), None, limit, "prompt")
             return [item for item in prompt if isinstance(item, int)]
         if size <= _INLINE_CHARS:
-            return self._encode(prompt)
-        return await asyncio.get_running_loop().run_in_executor(None, self._encode, prompt)
+            return self._encode(prompt, limit)
+        return await asyncio.get_running_loop().run_in_executor(None, self._encode, prompt, limit)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
-        param = "prompt" if isinstance(prompt, str) else "messages"
+    def _encode(self, prompt: Prompt, limit: int) -> list[int]:
+        is_text = isinstance(prompt, str)
+        param = "prompt" if is_text else "messages"
         try:
             if isinstance(prompt, str):
-                ids = self.tokenizer.encode(prompt, add_special_tokens=True)
+                text = prompt
             else:
-                messages = [message for message in prompt if isinstance(message, dict)]
-                ids = self.tokenizer.encode(self._template.render(messages), add_special_tokens=False)
+                text = self._template.render([message for message in prompt if isinstance(message, dict)])
+            fewest = self.tokenizer.fewest_tokens(text)
+            if fewest > limit:
+                raise ContextTooLong(fewest, None, limit, param, at_least=True)
+            ids = self.tokenizer.encode(text, add_special_tokens=is_text)
         except (ChatTemplateError, NotUnicode, UnsupportedContent) as error:
             raise BadRequest(str(error), param) from error
         if not ids:
@@ -65,6 +77,6 @@ class TextModel:
 
 def _num_chars(message: Mapping[str, object]) -> int:
     content = message.get("content")
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part["text"]) for part in content) if isinstance(content, list) else 0
+    if isinstance(content, list):
+        return sum(_MESSAGE_CHARS + len(part["text"]) for part in content)
+    return _MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)

@@ -11,17 +11,26 @@ import math
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from pdserve_protocol.sampling import SamplingParams
 
 from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
-from pdserve_router.openai_types import ChatBody, ChatMessage, CompletionBody, GenerationBody
+from pdserve_router.openai_types import (
+    NOT_BUILT,
+    Body,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    GenerationBody,
+    body_decoder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+MAX_MESSAGES = 2048
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 256
@@ -32,46 +41,10 @@ _SEED_MASK = (1 << 63) - 1
 _ROLES = ("system", "developer", "user", "assistant")
 _TOOL_ROLES = ("tool", "function")
 
-_chat_decoder = msgspec.json.Decoder(ChatBody)
-_completion_decoder = msgspec.json.Decoder(CompletionBody)
-
-# Fields that the API has and this server has not, with the values that ask for nothing.
-_NOT_BUILT: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-    "prompt_logprobs": (),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "use_beam_search": (False,),
-    "bad_words": ([],),
-    "allowed_token_ids": (),
-    "truncate_prompt_tokens": (),
-    "return_token_ids": (False,),
-    "priority": (0,),
-    "add_special_tokens": (),
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "continue_final_message": (False,),
-    "add_generation_prompt": (True,),
-}
+_chat_decoder = body_decoder(ChatBody)
+_completion_decoder = body_decoder(CompletionBody)
 
 Prompt = str | list[int] | list[dict[str, Any]]
-Body = TypeVar("Body", bound=GenerationBody)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +192,7 @@ def _checked(
     _check_range("min_p", body.min_p, 0, 1)
     _check_range("presence_penalty", body.presence_penalty, -2, 2)
     _check_range("frequency_penalty", body.frequency_penalty, -2, 2)
-    _check_range("repetition_penalty", body.repetition_penalty, 0, 100, low_open=True)
+    _check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
     _check_range("seed", body.seed, -(1 << 63), (1 << 63) - 1)
     if body.stream_options is not None and not body.stream:
         raise BadRequest("'stream_options' is only allowed with 'stream': true", "stream_options")
@@ -281,8 +254,8 @@ def _refuse_unbuilt(body: GenerationBody) -> None:
     if body.n is not None and body.n != 1:
         _check_range("n", body.n, 1)
         raise NotSupported("n", "only n=1")
-    for name, harmless in _NOT_BUILT.items():
-        value = getattr(body, name, None)
+    for name, harmless in NOT_BUILT.items():
+        value = getattr(body, name)
         if value is None:
             continue
         # True == 1 in Python, and is not the same JSON value.
@@ -359,13 +332,11 @@ def _prompt(prompt: str | list[Any] | None) -> str | list[int]:
         if isinstance(only, str):
             return only
         prompt = only
-    for position, item in enumerate(prompt):
-        if type(item) is not int:
-            raise BadRequest(
-                f"'prompt[{position}]' is not a token id; 'prompt' is a string or a list of token ids",
-                f"prompt[{position}]",
-                "invalid_type",
-            )
+    if set(map(type, prompt)) != {int}:
+        where = next(f"prompt[{i}]" for i, item in enumerate(prompt) if type(item) is not int)
+        raise BadRequest(
+            f"'{where}' is not a token id; 'prompt' is a string or a list of token ids", where, "invalid_type"
+        )
     return prompt
 
 
@@ -374,6 +345,8 @@ def _messages(messages: list[ChatMessage] | None) -> list[dict[str, Any]]:
         raise BadRequest("'messages' is required", "messages", "missing_required_parameter")
     if not messages:
         raise BadRequest("'messages' must not be empty", "messages")
+    if sum(1 + (len(m.content) if isinstance(m.content, list) else 0) for m in messages) > MAX_MESSAGES:
+        raise BadRequest(f"'messages' takes at most {MAX_MESSAGES} messages and parts of messages", "messages")
     return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -286,6 +287,20 @@ def test_an_end_settles_the_halves_without_an_abort() -> None:
     run(lambda: pair(manual=True), scenario)
 
 
+def test_a_decode_half_that_is_not_needed_any_more_is_told_so() -> None:
+    # Its peer may never reach it, and it would wait for the length of the request's time limit.
+    async def scenario(c: RouterCluster) -> None:
+        request = asyncio.create_task(c.post(COMPLETION, {"prompt": "x", "max_tokens": 9}))
+        decode = await soon(c.decode[0].requests)
+        end = Finished(reason="stop", stop_token_id=EOS_ID)
+        c.prefill[0].say(await soon(c.prefill[0].requests), 0, [EOS_ID], prefill=PREFILL_PROOF, end=end)
+        assert (await request)[0] == 200
+        assert await soon(c.decode[0].aborted) == decode.id
+        assert c.prefill[0].aborted.empty()
+
+    run(lambda: pair(manual=True), scenario)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("after_first_token", [False, True])
 def test_a_client_that_goes_away_frees_both_halves(stream: bool, after_first_token: bool) -> None:
@@ -414,10 +429,46 @@ def test_request_ids_are_echoed_and_never_used() -> None:
 
 
 @pytest.mark.slow
+def test_a_prompt_that_takes_long_to_tokenize_holds_up_nobody() -> None:
+    # B108: everything else, the sign of life to the nodes included, comes from the same event loop.
+    body = json.dumps({"prompt": "x " * (1 << 19)}).encode()
+
+    async def scenario(c: RouterCluster) -> None:
+        start = last = time.monotonic()
+        longest = 0.0
+        request = asyncio.create_task(c.post(COMPLETION, io.BytesIO(body)))
+        while not request.done():
+            await asyncio.sleep(0.001)
+            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+        assert (await request)[0] == 400
+        assert longest < (last - start) / 3, "one stall was most of the request"
+
+    run(lambda: pair(ids("ab"), max_model_len=1 << 19, kv_capacity_tokens=1 << 19), scenario)
+
+
+@pytest.mark.parametrize(("path", "field"), [(COMPLETION, "prompt"), (CHAT, "messages")])
+def test_a_prompt_that_can_never_fit_is_not_even_tokenized(
+    path: str, field: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # B108
+    text = "x" * 100_000
+    monkeypatch.delattr(Tokenizer, "encode")
+
+    async def scenario(c: RouterCluster) -> None:
+        for prompt in (text, [5] * 1000) if path == COMPLETION else ([{"role": "user", "content": text}],):
+            status, answer, _ = await c.post(path, {field: prompt})
+            assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+            assert answer["error"]["param"] == field
+            assert ("at least" in answer["error"]["message"]) == (prompt != [5] * 1000)
+
+    run(pair, scenario)
+
+
+@pytest.mark.slow
 def test_bad_requests_reach_no_node() -> None:
     # B64, B66, B100
     bad: list[tuple[str, Any, int, str | None]] = [
-        (CHAT, HELLO | {"model": "gpt-9"}, 404, "model"),
+        (CHAT, HELLO | {"model": "gpt-9" * 1000}, 404, "model"),
         (CHAT, HELLO | {"temperature": 3}, 400, "temperature"),
         (CHAT, HELLO | {"n": 2}, 400, "n"),
         (CHAT, HELLO | {"stream": True, "max_tokens": 10**6}, 400, "max_tokens"),
@@ -428,7 +479,7 @@ def test_bad_requests_reach_no_node() -> None:
         (COMPLETION, {"prompt": "x", "echo": True, "max_tokens": 0, "logprobs": 1}, 400, "echo"),
         (COMPLETION, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         (COMPLETION, b'{"prompt": "x", "temperature": NaN}', 400, "temperature"),
-        (COMPLETION, io.BytesIO(b'{"prompt": "' + b"x" * (33 << 20)), 413, None),
+        (COMPLETION, io.BytesIO(b'{"prompt": "' + b"x" * (9 << 20)), 413, None),
     ]
 
     async def scenario(c: RouterCluster) -> None:
@@ -436,6 +487,7 @@ def test_bad_requests_reach_no_node() -> None:
             got, answer, _ = await c.post(path, body)
             assert (got, answer["error"]["param"]) == (status, param), answer
             assert set(answer["error"]) == {"message", "type", "param", "code"}
+            assert len(answer["error"]["message"]) < 400
         _, answer, _ = await c.post(COMPLETION, {"prompt": "x", "max_tokens": 1000})
         assert answer["error"]["code"] == "context_length_exceeded"
         assert "256" in answer["error"]["message"]

@@ -12,6 +12,7 @@ import pytest
 import uvloop
 from pdserve_protocol.door import Address
 from pdserve_protocol.outputs import Aborted, Failed, Finished
+from pdserve_router import registry
 from pdserve_router.output_processor import OutputProcessor
 from support.fake_node import LAYOUT, FakeNode
 from support.router_cluster import DEADLINE_S, FILES, pair, parse_events, router_cluster
@@ -71,6 +72,8 @@ def test_a_failure_after_the_first_byte_is_an_error_event_and_no_done() -> None:
                 c.decode[0].say(decode, 1, end=end)
                 events = parse_events(await answer.read())
                 assert events[-1]["error"]["code"] == "internal"
+                # What the client saw is counted: the status had left before.
+                assert 'end="internal",endpoint="completion",status="200"' in (await c.get("/metrics"))[1]
                 assert all(e.get("choices", [{"finish_reason": None}])[0]["finish_reason"] is None for e in events)
                 assert await soon(c.prefill[0].aborted) == decode.id
 
@@ -142,7 +145,7 @@ def test_a_node_restarted_at_its_address_serves_again() -> None:
 
 @pytest.mark.slow
 def test_without_a_prefill_node_the_decode_node_does_it_all_and_it_is_counted() -> None:
-    # B110: never in silence.
+    # B110: never in silence. B115: nor is the router less ready for it.
     async def main() -> None:
         async with router_cluster(pair([70, 71])) as c:
             c.prefill[0].draining = True
@@ -150,13 +153,29 @@ def test_without_a_prefill_node_the_decode_node_does_it_all_and_it_is_counted() 
             status, answer, _ = await c.post(COMPLETION, BODY)
             assert (status, answer["pdserve"]["mode"]) == (200, "aggregated")
             assert 'fallbacks_total{reason="no_prefill_node"} 1.0' in (await c.get("/metrics"))[1]
-            status, body = await c.get("/ready")
-            assert (status, body["error"]["code"]) == (503, "not_ready")
-            assert (await c.get("/health"))[1]["pair"] is False
+            assert await c.get("/ready") == (200, {"status": "ready", "degraded": True, "models": ["fake"]})
+            health = (await c.get("/health"))[1]
+            assert (health["degraded"], health["pair"], health["can_serve"]) == (True, False, True)
             c.decode[0].draining = True
             await c.until("/health", lambda body: body["decode"][0]["draining"])
             status, body, headers = await c.post(COMPLETION, BODY)
             assert (status, headers["Retry-After"]) == (503, "1")
+            status, body = await c.get("/ready")
+            assert (status, body["error"]["code"]) == (503, "not_ready")
+
+    uvloop.run(main())
+
+
+def test_a_prefill_node_alone_makes_no_router_ready() -> None:
+    async def main() -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            nobody = (Address("127.0.0.1", probe.getsockname()[1]),)
+            async with router_cluster([FakeNode("prefill", FILES)], wait_ready=False, decode=nobody) as c:
+                await c.until("/health", lambda body: body["prefill"][0]["usable"])
+                body = await c.until("/ready", lambda body: "No decode node" in body["error"]["message"], status=503)
+                assert body["error"]["code"] == "not_ready"
+                assert (await c.get("/health"))[1]["can_serve"] is False
 
     uvloop.run(main())
 
@@ -172,7 +191,9 @@ def test_nodes_whose_layouts_differ_are_not_paired() -> None:
                 _, answer, _ = await c.post(COMPLETION, BODY)
                 assert answer["pdserve"]["prefill_node"] == c.prefill[1].address
         nodes = [FakeNode("prefill", FILES, tokens=[70], layout=other), FakeNode("decode", FILES, tokens=[70, 71])]
-        async with router_cluster(nodes) as c:
+        async with router_cluster(nodes, degraded=True) as c:
+            await c.until("/health", lambda body: body["prefill"][0]["usable"])
+            assert (await c.get("/health"))[1]["pair"] is False
             _, answer, _ = await c.post(COMPLETION, BODY)
             assert answer["pdserve"]["mode"] == "aggregated"
             assert 'fallbacks_total{reason="mismatch"} 1.0' in (await c.get("/metrics"))[1]
@@ -180,15 +201,73 @@ def test_nodes_whose_layouts_differ_are_not_paired() -> None:
     uvloop.run(main())
 
 
-def test_nodes_with_another_model_or_tokenizer_do_not_serve_the_same_name() -> None:
+@pytest.mark.parametrize(("field", "value"), [("tokenizer_id", "tokenizer-2"), ("model_id", "model-2")])
+def test_a_name_means_what_its_first_node_serves_until_that_has_gone(field: str, value: str) -> None:
     async def main() -> None:
-        for odd in ({"tokenizer_id": "tokenizer-2"}, {"model_id": "model-2"}):
-            nodes = [*pair([70, 71]), FakeNode("decode", FILES, tokens=[99], **odd)]  # type: ignore[arg-type]
-            async with router_cluster(nodes) as c:
-                await c.until("/health", lambda body: all(node["up"] for node in body["decode"]))
-                for _ in range(3):
-                    _, answer, _ = await c.post(COMPLETION, BODY)
-                    assert answer["pdserve"]["decode_node"] == c.decode[0].address
+        first = FakeNode("decode", FILES, tokens=[70])
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        prefill = (Address("127.0.0.1", port),)
+        async with router_cluster([first], prefill=prefill, degraded=True) as c:
+            second = FakeNode("prefill", FILES, tokens=[70], port=port, **{field: value})  # type: ignore[arg-type]
+            try:
+                health = await c.until("/health", lambda body: body["prefill"][0]["up"])
+                node = health["prefill"][0]
+                assert (node["usable"], node["refused"]) == (
+                    False,
+                    f"it serves fake as {first.address} does, but its {field} differs",
+                )
+                assert (health["pair"], health["degraded"]) == (False, True)
+                _, answer, _ = await c.post(COMPLETION, BODY)
+                assert answer["pdserve"]["mode"] == "aggregated"
+                await first.close()
+                health = await c.until("/health", lambda body: body["prefill"][0]["usable"])
+                assert health["prefill"][0]["refused"] is None
+            finally:
+                await second.close()
+
+    uvloop.run(main())
+
+
+def test_a_node_of_another_protocol_version_is_not_used() -> None:
+    async def main() -> None:
+        odd = FakeNode("decode", FILES, version=99)
+        async with router_cluster([odd, FakeNode("decode", FILES, tokens=[70])]) as c:
+            health = await c.until("/health", lambda body: body["decode"][0]["up"])
+            assert "protocol version 99" in health["decode"][0]["refused"]
+            for _ in range(2):
+                assert (await c.post(COMPLETION, BODY))[0] == 200
+            assert odd.requests.empty()
+
+    uvloop.run(main())
+
+
+def test_a_tokenizer_of_no_use_is_asked_for_once_and_its_nodes_are_refused() -> None:
+    async def main() -> None:
+        async with router_cluster([FakeNode("decode", {"tokenizer.json": b"{"})], wait_ready=False) as c:
+            health = await c.until("/health", lambda body: body["decode"][0]["refused"])
+            assert "tokenizer.json: not JSON" in health["decode"][0]["refused"]
+            assert (await c.get("/ready"))[0] == 503
+            assert c.decode[0].tokenizers_given.qsize() == 1
+
+    uvloop.run(main())
+
+
+def test_nobody_goes_on_looking_for_the_tokenizer_of_nodes_that_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_TOKENIZER_RETRY_S", 0.01)
+    monkeypatch.setattr(registry, "_TOKENIZER_TIMEOUT_S", 0.05)
+
+    async def main() -> None:
+        node = FakeNode("decode", FILES)
+        node.gives_tokenizer = "another"
+        async with router_cluster([node], wait_ready=False) as c, asyncio.timeout(DEADLINE_S):
+            for _ in range(3):
+                await node.tokenizers_given.get()
+            (search,) = (task for task in asyncio.all_tasks() if "NodeRegistry._fetch" in repr(task.get_coro()))
+            await node.close()
+            await c.until("/health", lambda body: not body["decode"][0]["up"])
+            await search
 
     uvloop.run(main())
 

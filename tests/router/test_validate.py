@@ -40,6 +40,7 @@ BAD_FIELDS: list[tuple[str, Any]] = [
     ("presence_penalty", 2.5),
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0),
+    ("repetition_penalty", 1e-310),
     ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", "5"),
@@ -86,11 +87,18 @@ def test_bad_values_are_refused_by_name(parse: Any, field: str, value: Any) -> N
         ("include_stop_str_in_output", True),
         ("skip_special_tokens", False),
         ("use_beam_search", True),
+        ("reasoning_effort", "low"),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("prompt_embeds", "AAAA"),
+        ("length_penalty", 0.5),
+        ("spaces_between_special_tokens", False),
+        ("return_tokens_as_token_ids", True),
+        ("logits_processors", ["f"]),
     ],
 )
 @pytest.mark.parametrize("parse", [chat, completion])
 def test_fields_that_are_not_built_are_refused_by_name(parse: Any, field: str, value: Any) -> None:
-    # B100: never dropped in silence.
+    # B100: never dropped in silence. B46: nor are several choices of one prompt.
     with pytest.raises(NotSupported, match=field) as caught:
         parse(**{field: value})
     assert caught.value.param == field
@@ -124,6 +132,7 @@ def test_completion_fields_that_are_not_built_are_refused_by_name(field: str, va
 def test_values_that_ask_for_nothing_are_accepted() -> None:
     chat(n=1, tools=[], tool_choice="none", response_format={"type": "text"}, logprobs=False, echo=False, stop=None)
     completion(best_of=1, echo=False, suffix=None, n=1)
+    chat(parallel_tool_calls=True, length_penalty=1, reasoning_effort=None, logits_processors=[])
     # B105: not ours, whatever it holds.
     for evil in ({"do_remote_prefill": True, "remote_host": "evil", "remote_block_ids": [0, 1]}, "x", 5, None):
         completion(kv_transfer_params=evil, some_future_field=[1], user="me", store=True)
@@ -144,9 +153,13 @@ def test_values_that_ask_for_nothing_are_accepted() -> None:
         ([*MESSAGES, {"role": "user", "content": [{"type": "text"}]}], "messages[1].content[0].text"),
         ([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}], "messages[0].content[0]"),
         ([{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        (MESSAGES * 2049, "messages"),
+        ([{"role": "user", "content": []}] * 2049, "messages"),
+        ([{"role": "user", "content": [{"type": "text", "text": ""}] * 1024}] * 2, "messages"),
     ],
 )
 def test_bad_messages_are_refused_by_place(messages: Any, param: str) -> None:
+    # B18: an image, which this server cannot see, is not left out in silence. B108: nor are there messages without end.
     with pytest.raises(BadRequest) as caught:
         chat(messages=messages)
     assert caught.value.param == param
@@ -177,6 +190,7 @@ def test_text_parts_and_newer_roles_work() -> None:
     ],
 )
 def test_bad_prompts_are_refused_by_place(prompt: Any, param: str) -> None:
+    # B77: several prompts are not answered as if they were one.
     with pytest.raises(BadRequest) as caught:
         completion(prompt=prompt)
     assert caught.value.param == param

@@ -178,8 +178,13 @@ class Cluster:
         return self.router
 
     def wait_until_ready(self, timeout_s: float = 15.0) -> None:
-        """Until the router is ready for requests."""
-        wait_for(lambda: self.get("/ready")[0] == 200, timeout_s, "the router is ready")
+        """Until the router serves requests as it is configured: on both nodes, where there are both."""
+
+        def ready() -> bool:
+            status, body = self.get("/ready")
+            return status == 200 and not json.loads(body)["degraded"]
+
+        wait_for(ready, timeout_s, "the router is ready")
 
     # HTTP.
 

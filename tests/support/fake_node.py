@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 import zmq.asyncio
-from pdserve_protocol.codec import Decoder, Message, encode
+from pdserve_protocol.codec import PROTOCOL_VERSION, Decoder, Message, encode
 from pdserve_protocol.node import (
     GetTokenizer,
     Hello,
@@ -62,6 +62,8 @@ class FakeNode:
     """Attributes:
     requests: every AddRequest, in order, also those already answered.
     aborted: ids of every AbortRequests.
+    gives_tokenizer: id of the tokenizer that it hands over.
+    tokenizers_given: its id, each time.
     tokens: what the node generates; an end id among them ends the output there unless the request ignores it.
     """
 
@@ -79,6 +81,7 @@ class FakeNode:
         vocab_size: int = 384,
         model_id: str = "model-1",
         tokenizer_id: str = "tokenizer-1",
+        version: int = PROTOCOL_VERSION,
         layout: KVLayout = LAYOUT,
         port: int = 0,
     ) -> None:
@@ -87,6 +90,8 @@ class FakeNode:
         self.manual = manual
         self.draining = False
         self.mute = False
+        self.gives_tokenizer = tokenizer_id
+        self.tokenizers_given: asyncio.Queue[str] = asyncio.Queue()
         self.requests: asyncio.Queue[AddRequest] = asyncio.Queue()
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
         self.on_request: Callable[[AddRequest], None] = self.answer
@@ -107,6 +112,7 @@ class FakeNode:
                 layout=layout,
                 digest="fake",
                 connectors=["fake"],
+                version=version,
             ),
             served_model_name=model,
             port=self.port,
@@ -218,7 +224,8 @@ class FakeNode:
                 case Ping():
                     self._send(router, self._load())
                 case GetTokenizer():
-                    files = TokenizerFiles(tokenizer_id=self._info.identity.tokenizer_id, files=self._files)
+                    files = TokenizerFiles(tokenizer_id=self.gives_tokenizer, files=self._files)
+                    self.tokenizers_given.put_nowait(self.gives_tokenizer)
                     self._send(router, files)
                 case AddRequest() as request:
                     self._routers[request.id] = router

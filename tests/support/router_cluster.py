@@ -68,9 +68,9 @@ def parse_events(data: bytes) -> list[Any]:
 
 @asynccontextmanager
 async def router_cluster(
-    nodes: Sequence[FakeNode], *, wait_ready: bool = True, **config: Any
+    nodes: Sequence[FakeNode], *, wait_ready: bool = True, degraded: bool = False, **config: Any
 ) -> AsyncIterator[RouterCluster]:
-    """A router in front of ``nodes``, which it closes at the end."""
+    """A router in front of ``nodes``, which it closes at the end. ``degraded``: no two of them make a pair."""
     settings: dict[str, Any] = {
         "prefill": tuple(Address("127.0.0.1", n.port) for n in nodes if n.role == "prefill"),
         "decode": tuple(Address("127.0.0.1", n.port) for n in nodes if n.role == "decode"),
@@ -91,7 +91,7 @@ async def router_cluster(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         cluster = RouterCluster(url, server, session, list(nodes))
         if wait_ready:
-            await cluster.until("/ready", None)
+            await cluster.until("/ready", lambda body: body["degraded"] is degraded)
         yield cluster
 
 

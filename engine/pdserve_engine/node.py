@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.digest import DIGEST_NAME
 from pdserve_kv_transfer.errors import TransferError
-from pdserve_kv_transfer.mover import Mover
+from pdserve_kv_transfer.mover import DEFAULT_REGION_BYTES, Mover
 from pdserve_kv_transfer.ucx import configure_ucx
 from pdserve_protocol.door import check_door, is_loopback
 from pdserve_protocol.errors import ProtocolError
@@ -54,18 +54,27 @@ def run_node(
     send_policy: SendPolicy | None = None,
     receive_policy: ReceivePolicy | None = None,
     connectors: Mapping[str, Connector] = CONNECTORS,
+    region_bytes: int = DEFAULT_REGION_BYTES,
 ) -> int:
     """Serves until drained; the exit status: 0, or 2 with one line on stderr where the node cannot be started.
 
     Args:
         args: of ``parse_node_args``.
         connectors: by name; those named in CONNECTOR_NAMES are used.
+        region_bytes: of the landing region of each peer.
     """
     logging.basicConfig(
         level=args.log_level.upper(), format=f"%(asctime)s %(levelname)s {role}: %(message)s", stream=sys.stderr
     )
     try:
-        proc = build_node(role, args, send_policy=send_policy, receive_policy=receive_policy, connectors=connectors)
+        proc = build_node(
+            role,
+            args,
+            send_policy=send_policy,
+            receive_policy=receive_policy,
+            connectors=connectors,
+            region_bytes=region_bytes,
+        )
     except (ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError) as error:
         print(f"{role}-node: {error}", file=sys.stderr)
         return 2
@@ -90,6 +99,7 @@ def build_node(
     send_policy: SendPolicy | None = None,
     receive_policy: ReceivePolicy | None = None,
     connectors: Mapping[str, Connector] = CONNECTORS,
+    region_bytes: int = DEFAULT_REGION_BYTES,
 ) -> EngineCoreProc:
     """Wires a node; nothing runs yet but the mover, which sleeps.
 
@@ -118,7 +128,7 @@ def build_node(
         )
         files = load_tokenizer_files(folder)
         tokenizer = TokenizerFiles(tokenizer_id=tokenizer_id(files), files=files)
-        mover = Mover(worker.kv_bytes(), inbox.put, connectors=connectors)
+        mover = Mover(worker.kv_bytes(), inbox.put, connectors=connectors, region_bytes=region_bytes)
         unless_wired.callback(mover.close)
         for name in CONNECTOR_NAMES:
             mover.prepare(name)

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import argparse
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdserve_bench.args import add_bench
-from pdserve_protocol.door import DECODE_PORT, PREFILL_PORT, ROUTER_PORT
+from pdserve_protocol.door import CLUSTER_KEY_VARIABLE, DECODE_PORT, PREFILL_PORT, ROUTER_PORT
 from pdserve_protocol.timing import CONNECT_S, DRAIN_TIMEOUT_S, REQUEST_TIMEOUT_S
 
 from pdserve_cli.commands import FleetConfig
 from pdserve_cli.errors import ArgumentError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 DEMO_MODEL = "smollm2"
 _DEMO_KV_MEMORY = "512MiB"
-CLUSTER_KEY_VARIABLE = "PDSERVE_CLUSTER_KEY"
 _DESCRIPTION = """\
 Serves language models with the two halves of generation in different processes: a prefill node computes a prompt and
 its first token, a decode node receives the prompt's KV cache and generates the rest, a router speaks OpenAI's HTTP API.
@@ -150,10 +146,6 @@ def demo_config(args: argparse.Namespace) -> FleetConfig:
         router_flags=log_level,
         drain_timeout_s=DRAIN_TIMEOUT_S,
     )
-
-
-def cluster_key(args: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
-    return args.cluster_key or environ.get(CLUSTER_KEY_VARIABLE) or None
 
 
 def _sub(subparsers: Any, name: str, text: str, description: str, epilog: str) -> argparse.ArgumentParser:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from pdserve_bench.errors import BenchError
 from pdserve_bench.main import run_bench
-from pdserve_protocol.door import PREFILL_PORT, parse_address
+from pdserve_protocol.door import PREFILL_PORT, cluster_key, parse_address
 from pdserve_protocol.errors import AddressError, ProtocolError
 from rich.console import Console
 
-from pdserve_cli.args import build_parser, cluster_key, demo_config, serve_config
+from pdserve_cli.args import build_parser, demo_config, serve_config
 from pdserve_cli.errors import CliError
 from pdserve_cli.node import reset_cache, show_status
 
@@ -54,7 +54,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.command == "bench":
         return run_bench(args, console=console, log=log)
     addresses = [parse_address(text, PREFILL_PORT) for text in args.address]
-    key, timeout = cluster_key(args, os.environ), args.timeout
+    key, timeout = cluster_key(args.cluster_key, os.environ), args.timeout
     if args.verb == "status":
         work = show_status(addresses, cluster_key=key, timeout=timeout, as_json=args.json, console=console)
     else:

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdserve_protocol.door import DECODE_PORT, PREFILL_PORT, ROUTER_PORT, Address, parse_address
+from pdserve_protocol.door import (
+    CLUSTER_KEY_VARIABLE,
+    DECODE_PORT,
+    PREFILL_PORT,
+    ROUTER_PORT,
+    Address,
+    cluster_key,
+    parse_address,
+)
 from pdserve_protocol.errors import AddressError
 from pdserve_protocol.timing import DRAIN_TIMEOUT_S, REQUEST_TIMEOUT_S
 
@@ -67,7 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
     add(
         "--cluster-key",
         metavar="KEY",
-        help="secret shared by all nodes and routers (default: $PDSERVE_CLUSTER_KEY, which ps does not show)",
+        help=f"secret shared by all nodes and routers (default: ${CLUSTER_KEY_VARIABLE}, which ps does not show)",
     )
     add(
         "--request-timeout",
@@ -124,7 +132,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> RouterConfig:
         host=args.host,
         port=args.port,
         tokenizer=args.tokenizer,
-        cluster_key=args.cluster_key or environ.get("PDSERVE_CLUSTER_KEY") or None,
+        cluster_key=cluster_key(args.cluster_key, environ),
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,
         log_level=args.log_level,

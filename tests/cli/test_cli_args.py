@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 
 import pytest
-from pdserve_cli.args import build_parser, cluster_key, demo_config, serve_config
+from pdserve_cli.args import build_parser, demo_config, serve_config
 from pdserve_cli.commands import DECODE, NODE_READY, PREFILL, ROUTER_READY, FleetConfig, node_commands, router_command
 from pdserve_cli.errors import ArgumentError
 from pdserve_cli.main import main
+from pdserve_protocol.door import cluster_key
 
 # A new flag is a decision: it is added here as well.
 FLAGS = {
@@ -120,8 +121,8 @@ def test_demo_uses_the_demo_model_and_free_ports() -> None:
 
 
 def test_cluster_key_of_the_node_command() -> None:
-    given = build_parser().parse_args(["node", "status", "h", "--cluster-key", "a"])
-    not_given = build_parser().parse_args(["node", "status", "h"])
+    given = build_parser().parse_args(["node", "status", "h", "--cluster-key", "a"]).cluster_key
+    not_given = build_parser().parse_args(["node", "status", "h"]).cluster_key
     assert cluster_key(given, {"PDSERVE_CLUSTER_KEY": "b"}) == "a"
     assert cluster_key(not_given, {"PDSERVE_CLUSTER_KEY": "b"}) == "b"
     assert cluster_key(not_given, {"PDSERVE_CLUSTER_KEY": ""}) is None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 from pdserve_engine.sending import Sending
+from pdserve_kv_transfer.events import Connected, WriteFailed
 from pdserve_kv_transfer.sender_link import LinkState
-from pdserve_protocol.handoff import LinkHello, LinkRefused, PeerMessage
+from pdserve_protocol.handoff import Grant, LinkHello, LinkRefused, LinkWelcome, PeerMessage, Region
 from pdserve_protocol.node import KVLayout, NodeIdentity
 from support.engines import BLOCK, SEND, Engine
 
@@ -27,12 +28,19 @@ class Listener:
 
     def __init__(self) -> None:
         self.sent: list[PeerMessage] = []
+        self.pieces: list[tuple[int, int, int]] = []
 
     def send(self, route: object, message: PeerMessage) -> None:
         self.sent.append(message)
 
     def disconnect(self, peer: object) -> None:
         pass
+
+    def connect(self, peer: str, connector: str, region: Region) -> None:
+        pass
+
+    def write(self, peer: str, id: str, pieces: list[tuple[int, int, int]]) -> None:
+        self.pieces += pieces
 
 
 class NoPromise:
@@ -73,3 +81,48 @@ def test_lost_links_are_forgotten_and_their_numbers_never_come_again(boots: list
     assert links == sorted(set(links)), "a number came again"
     assert len(links) == len(boots), "two hand-offs to one receiver go over one link"
     assert sizes == {0}, "something is kept of links that are over"
+
+
+def test_blocks_of_a_failed_write_s_siblings_are_nobody_else_s_until_they_have_ended() -> None:
+    # B03: the first chunk's write fails, that of the second is under way, and other prompts want the room.
+    engine, listener = Engine(num_blocks=8, max_num_batched_tokens=2 * BLOCK, prefix_caching=False), Listener()
+    outputs: list[object] = []
+    sending = Sending(engine.core, listener, listener, P, NoPromise(), outputs.append)  # type: ignore[arg-type]
+
+    def say(body: LinkWelcome | Grant) -> None:
+        message = PeerMessage(from_boot="d", to_boot="p", from_sender=False, link=1, body=body)
+        sending.on_peer_message(message, engine.tick())
+
+    engine.add("a", range(4 * BLOCK), send_to=SEND)
+    sending.accept(engine.scheduler.requests["a"], SEND)
+    engine.begin()
+    sending.offer_scheduled(engine.tick())
+    region = Region(name="r", num_slots=8, slot_bytes=64, metadata=b"")
+    say(LinkWelcome(identity=msgspec.structs.replace(P, boot_id="d"), connector="c", exact=True, region=region))
+    (key,) = sending._links
+    sending.on_mover_event(Connected(key), engine.tick())
+    positions = [BLOCK * number for number in range(4)]
+    say(Grant(id="a", region="r", needed=positions, slots={position: n for n, position in enumerate(positions)}))
+    sending.on_results(engine.complete(), engine.tick())
+    engine.begin()
+    sending.on_results(engine.complete(), engine.tick())
+    assert [position for position, _, _ in listener.pieces] == positions
+    under_way = {block for _, block, _ in listener.pieces[2:]}
+
+    sending.on_mover_event(WriteFailed(key, "a", frozenset(positions[:2]), "broken"), engine.tick())
+    assert outputs == []
+    sending.abort("a", "aborted", engine.tick())
+    engine.abort("a")
+    assert outputs == []
+    engine.add("b", range(100, 100 + 5 * BLOCK), max_tokens=1)
+    engine.add("c", range(200, 200 + BLOCK), max_tokens=1)
+    for _ in range(4):
+        engine.step()
+        taken = {block for id in ("b", "c") for block in engine.scheduler.block_ids(id)}
+        assert not taken & under_way, "a block that is still read has been given away"
+    sending.on_mover_event(WriteFailed(key, "a", frozenset(positions[2:]), "disconnected"), engine.tick())
+    assert sending.num_open == 0
+    engine.run()
+    engine.check_blocks()
+    usage = engine.scheduler.usage()
+    assert usage.free + usage.cached == usage.total

@@ -179,6 +179,30 @@ def test_no_grant_in_thirty_seconds_ends_both_sides() -> None:
     drained(world)
 
 
+def test_a_grant_after_the_hold_has_run_out_is_refused() -> None:
+    # B01: the sender gives up just when the receiver has room at last; its blocks are somebody else's now.
+    world = started(World())
+    while not world.wanted:
+        world.step()
+    world.compute("a")
+    wanted, world.wanted = world.wanted, {}
+    world.run(29.5)
+    while not world.p_ends["a"]:
+        world.advance(0.25)
+    (end,) = world.p_ends["a"]
+    assert isinstance(end, Ended)
+    assert isinstance(end.outcome, Failed)
+    assert "no grant" in end.outcome.reason
+    assert [m for m in world.network if isinstance(m.body, Stopped)], "the receiver does not know yet"
+    world.network, world.wanted = [], wanted
+    world.grant("a")
+    world.run(2.0)
+    assert isinstance(world.d_ends["a"][0], Ended)
+    assert "a" not in world.written_positions
+    assert "a" not in world.cache
+    drained(world)
+
+
 def test_the_output_ends_with_the_first_token() -> None:
     world = started(World())
     world.settle()
@@ -465,6 +489,21 @@ def test_a_failed_write_breaks_the_link_and_a_new_one_works() -> None:
     world.settle()
     completed(world, "b")
     assert isinstance(world.d_ends["a"][0], Ended)
+
+
+def test_a_failed_write_ends_nothing_before_its_siblings() -> None:
+    # B03
+    sender = Sender(block_size=16)
+    sender.set_region(Region(name="r", num_slots=8, slot_bytes=BLOCK_BYTES, metadata=b""))
+    sender.offer("a", 48, 0.0, 0.0)
+    sender.on_message(Grant(id="a", region="r", needed=[0, 16, 32], slots={0: 3, 16: 4, 32: 5}), 0.0)
+    for position in (0, 16, 32):
+        sender.ready("a", [position], 0.0)
+    assert [type(effect) for effect in sender.on_write_failed("a", [16], "broken", 0.0)] == [BreakLink]
+    assert sender.link_lost("broken", 0.0) == []
+    assert sender.on_written("a", {0: b""}, 0.0) == []
+    ends = sender.on_write_failed("a", [32], "disconnected", 0.0)
+    assert [end for end in ends if isinstance(end, Ended)] == [Ended("a", Failed("a write failed: broken"))]
 
 
 def test_a_write_that_never_ends_breaks_the_link() -> None:

@@ -86,6 +86,10 @@ def test_demo_fails(scenario: str, error: type[Exception], message: str, termina
     assert "passed" not in terminal[1].getvalue()
 
 
+def test_a_pair_is_waited_for(terminal: tuple[Console, io.StringIO]) -> None:
+    assert "passed" in _demo("prefill node comes later", terminal)
+
+
 def test_another_model_may_answer_as_it_likes(terminal: tuple[Console, io.StringIO]) -> None:
     assert "Kyoto" in _demo("wrong answer", terminal, model="another")
 

@@ -34,6 +34,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "error": {"status": 503},
     "broken stream": {"break": True},
     "dies": {"dies": True},
+    "prefill node comes later": {"degraded": 2},
 }
 
 
@@ -68,15 +69,20 @@ def _node(role: str) -> None:
 
 
 def _router(scenario: dict[str, Any]) -> None:
+    degraded = iter([True] * scenario.get("degraded", 0))
+
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:
             return
 
         def do_GET(self) -> None:
-            self._answer(200, json.dumps({"data": [{"id": "fake"}]}).encode())
+            self._answer(200, json.dumps({"data": [{"id": "fake"}], "degraded": next(degraded, False)}).encode())
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            if next(degraded, False):
+                self._answer(503, b'{"error": {"message": "no prefill node yet"}}')
+                return
             if "status" in scenario:
                 self._answer(scenario["status"], b'{"error": {"message": "no room"}}')
                 return

@@ -40,20 +40,21 @@ class Tiles:
     query_N: torch.Tensor
 
 
-def make_tiles(query_lens: list[int], group: int, device: torch.device) -> list[Tiles]:
+def make_tiles(query_lens: list[int], group: int, kv_cache: torch.Tensor) -> list[Tiles]:
     """Low tiles for requests whose queries fit one, high ones for the others; none of a height that no request needs.
 
     ``group``: query heads of a KV head.
     """
     few = padded(group, _FEW_ROWS)
-    many = padded(group, _MANY_ROWS)
+    # Products of float32 have no tensor cores, and a high tile of them does not fit the registers.
+    many = few if kv_cache.dtype == torch.float32 else padded(group, _MANY_ROWS)
     places: dict[int, list[tuple[int, int]]] = {}
     for request, query_len in enumerate(query_lens):
         rows = few if query_len <= few // group else many
         places.setdefault(rows, []).extend((request, query) for query in range(0, query_len, rows // group))
     tiles = []
     for rows, pairs in places.items():
-        requests_and_queries = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(device)
+        requests_and_queries = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(kv_cache.device)
         tiles.append(Tiles(rows, requests_and_queries[0], requests_and_queries[1]))
     return tiles
 

@@ -90,7 +90,7 @@ class TritonBackend:
 
     def plan(self, metadata: AttentionMetadata, spec: AttentionSpec, kv_cache: torch.Tensor) -> _Plan:
         group = spec.num_heads // spec.num_kv_heads
-        return _Plan(metadata, spec, kv_cache, make_tiles(metadata.query_lens, group, kv_cache.device))
+        return _Plan(metadata, spec, kv_cache, make_tiles(metadata.query_lens, group, kv_cache))
 
     def rope_and_write_kv(
         self,

@@ -1,0 +1,158 @@
+"""What only the Triton kernels have, in Triton's interpreter; test_backends.py holds for them as for every backend."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
+from pdserve_engine.worker import Worker
+from pdserve_kernels import triton_gpu
+from pdserve_kernels.errors import NoTriton
+from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
+from pdserve_kernels.select import select_backend
+from pdserve_kernels.torch_backend import TorchBackend
+from support.driver import Driver
+from support.models import tiny_mistral, tiny_qwen3
+
+pytest.importorskip("triton")
+
+from pdserve_kernels.triton_gpu.activation import silu_mul
+from pdserve_kernels.triton_gpu.backend import TritonBackend
+from pdserve_kernels.triton_gpu.landing import land
+from pdserve_kernels.triton_gpu.launch import is_interpreted
+from pdserve_kernels.triton_gpu.norm import rms_norm
+
+TESTS = Path(__file__).parent.parent
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def test_the_interpreter_runs():
+    assert is_interpreted()
+    assert "interpreter" in select_backend("triton").fingerprint(torch.bfloat16)
+
+
+def test_without_triton_the_name_says_so(monkeypatch):
+    monkeypatch.setattr(triton_gpu, "is_installed", lambda: False)
+    with pytest.raises(NoTriton, match="not installed"):
+        select_backend("triton")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_over_several_runs_of_keys(dtype, tolerance, window):
+    """Chunks higher than a tile and sequences longer than a run of keys, from blocks out of order, as torch has it."""
+    heads, kv_heads, dim, block = 6, 2, 24, 8
+    query_lens, seq_lens = [1, 30, 75], [150, 140, 75]
+    order = torch.randperm(48, generator=torch.Generator().manual_seed(5)).to(torch.int32)
+    metadata = AttentionMetadata(
+        positions_T=torch.cat([torch.arange(n - q, n) for q, n in zip(query_lens, seq_lens, strict=True)]).int(),
+        slots_T=torch.zeros(106, dtype=torch.int32),
+        query_start_R1=ints(0, 1, 31, 106),
+        seq_lens_R=ints(*seq_lens),
+        block_tables_RP=torch.stack([order[:19], order[19:38], order[[*range(38, 48), *[0] * 9]]]),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+    )
+    table_MD = torch.ones(256, dim // 2)
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        sliding_window=window,
+        cos_MD=table_MD,
+        sin_MD=table_MD,
+        norm_eps=1e-6,
+    )
+    cache = random(48, kv_heads, 2, 2, block, dim, dtype=dtype)
+    q_THD = random(106, heads, dim, seed=1, dtype=dtype)
+    outs = []
+    for backend in (TritonBackend(), TorchBackend()):
+        outs.append(backend.paged_attention(q_THD, 1, backend.plan(metadata, spec, cache)))
+    torch.testing.assert_close(*outs, rtol=tolerance, atol=tolerance)
+
+
+def test_norm_and_activation_of_rows_that_lie_apart():
+    wide, weight = random(4, 40), random(24, seed=1)
+    reference = TorchBackend()
+    torch.testing.assert_close(
+        rms_norm(wide[:, :24], weight, 1e-5)[0], reference.rms_norm(wide[:, :24], weight, 1e-5)[0]
+    )
+    wider = random(3, 2100)
+    torch.testing.assert_close(silu_mul(wider[:, :2060]), reference.silu_mul(wider[:, :2060].clone()))
+
+
+def test_landed_blocks_are_copied_bit_for_bit():
+    landed = random(5, 2, 3, 2, 4, 8, dtype=torch.bfloat16)
+    cache = random(7, 2, 3, 2, 4, 8, seed=1, dtype=torch.bfloat16)
+    expected = cache.clone()
+    expected[[6, 0, 3]] = landed[[4, 1, 2]]
+    land(landed, ints(4, 1, 2), cache, ints(6, 0, 3), num_tokens=12)
+    assert torch.equal(cache, expected)
+
+
+@pytest.mark.parametrize("landed_size", [2, 3, 16])
+def test_landed_blocks_of_another_size_order_and_dtype(landed_size):
+    """Tokens first in their region, float32, to bfloat16 blocks of 4 with heads first; 10 tokens from the third on."""
+    kv_heads, layers, size, dim, num_tokens, first = 2, 3, 4, 6, 10, 3
+    num_slots = -(-num_tokens // landed_size)
+    region = random(num_slots + 2, landed_size, layers, 2, kv_heads, dim).bfloat16().float()
+    slots = list(range(1, num_slots + 1))[::-1]
+    blocks = [8, 2, 5, 0]
+    cache = torch.full((9, kv_heads, layers, 2, size, dim), -7.0, dtype=torch.bfloat16)
+    expected = cache.clone()
+    for token in range(num_tokens):
+        source = region[slots[token // landed_size], token % landed_size]
+        place = first + token
+        expected[blocks[place // size], :, :, :, place % size] = source.permute(2, 0, 1, 3).bfloat16()
+    land(region.permute(0, 4, 2, 3, 1, 5), ints(*slots), cache, ints(*blocks), num_tokens=num_tokens, first_token=first)
+    assert torch.equal(cache, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("write", [tiny_qwen3, lambda folder: tiny_mistral(folder, sliding_window=20)])
+def test_whole_model(tmp_path, write):
+    """Chunked prefill beside decode: the tokens of the torch backend, and its KV."""
+    folder = write(tmp_path / "model")
+    config = EngineConfig(
+        model=ModelConfig(path=folder, dtype="float32"),
+        cache=CacheConfig(block_size=16, num_blocks=16),
+        scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=128),
+        num_threads=1,
+    )
+    results = []
+    for backend in ("triton", "torch"):
+        worker = Worker(config, backend=backend)
+        driver = Driver(worker)
+        sequences = [driver.add(list(range(3, 29)), chunks=[15]), driver.add([7, 8, 9])]
+        outputs = driver.run(*sequences, num_tokens=2)
+        results.append((outputs, worker.kv_cache.clone()))
+    (tokens, cache), (expected_tokens, expected_cache) = results
+    assert tokens == expected_tokens
+    torch.testing.assert_close(cache, expected_cache, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_all_kernels_compile_for_a_gpu(tmp_path):
+    """To machine code of compute capability 9.0; nothing runs it here."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(TESTS)}
+    command = [sys.executable, "-m", "support.compile_triton", "90"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    sizes = [line.split() for line in done.stdout.splitlines()]
+    assert {name for name, _ in sizes} == {"_attend", "_norm_rotate_write", "_add_and_norm", "_silu_mul", "_land"}
+    assert all(int(size) > 0 for _, size in sizes)

@@ -39,13 +39,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def make_bodies() -> list[dict[str, Any]]:
-    """Requests of mixed length; some begin alike."""
+    """Greedy and seeded requests of mixed length; some begin alike."""
     rng = random.Random(1)
     common = prompt_of(0, 200)
     made = []
     for number in range(NUM_BODIES):
         prompt = prompt_of(number + 1, rng.choice([1, 5, 16, 40, 100, 300, 700]))
-        made.append(greedy(common + prompt if number % 3 == 0 else prompt, rng.choice([1, 2, 10, 40, 80])))
+        body = greedy(common + prompt if number % 3 == 0 else prompt, rng.choice([1, 2, 10, 40, 80]))
+        made.append(body if number % 2 else {**body, "temperature": 0.9, "top_p": 0.95, "seed": number})
     return made
 
 

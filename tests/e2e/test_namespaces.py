@@ -142,12 +142,10 @@ def test_a_wrong_cluster_key_gets_no_answer(spread: Spread) -> None:
 @pytest.mark.parametrize(
     ("args", "named"),
     [
-        ([], "--cluster-key"),
         (["--kv-trusted-network"], "--cluster-key"),
-        (["--cluster-key", KEY], "--kv-trusted-network"),
         (["--insecure"], "--kv-trusted-network"),
     ],
-    ids=["nothing", "no key", "no trust", "insecure"],
+    ids=["no key", "no trust"],
 )
 def test_a_node_off_loopback_is_not_opened_by_accident(hosts: Hosts, model: str, args: list[str], named: str) -> None:
     command = [sys.executable, "-m", "pdserve_decode_node.main", "--model", model, "--port", "0", *NODE_ARGS]

@@ -69,10 +69,13 @@ def test_what_just_fits_is_served(cluster: Cluster) -> None:
 
 
 def bodies(count: int, seed: int) -> list[dict[str, Any]]:
-    """Requests of which a few fill a node."""
+    """Requests of which a few fill a node, greedy and seeded."""
     rng = random.Random(seed)
-    sizes = [(rng.randint(1, 250), rng.randint(1, 200)) for _ in range(count)]
-    return [greedy(prompt_of(1000 * seed + n, prompt), output) for n, (prompt, output) in enumerate(sizes)]
+    made = []
+    for number in range(count):
+        body = greedy(prompt_of(1000 * seed + number, rng.randint(1, 250)), rng.randint(1, 200))
+        made.append(body if number % 2 else {**body, "temperature": 1.0, "seed": number})
+    return made
 
 
 def test_preempted_requests_give_the_same_answers(cluster: Cluster) -> None:

@@ -451,15 +451,15 @@ def test_a_prompt_that_can_never_fit_is_not_even_tokenized(
     path: str, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # B108
-    text = "x" * 100_000
+    text, ids_and_a_bad_one = "x" * 100_000, [5] * 1000 + [1 << 40]
     monkeypatch.delattr(Tokenizer, "encode")
 
     async def scenario(c: RouterCluster) -> None:
-        for prompt in (text, [5] * 1000) if path == COMPLETION else ([{"role": "user", "content": text}],):
+        for prompt in (text, ids_and_a_bad_one) if path == COMPLETION else ([{"role": "user", "content": text}],):
             status, answer, _ = await c.post(path, {field: prompt})
             assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
             assert answer["error"]["param"] == field
-            assert ("at least" in answer["error"]["message"]) == (prompt != [5] * 1000)
+            assert ("at least" in answer["error"]["message"]) == (prompt != ids_and_a_bad_one)
 
     run(pair, scenario)
 

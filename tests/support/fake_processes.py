@@ -34,7 +34,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "error": {"status": 503},
     "broken stream": {"break": True},
     "dies": {"dies": True},
-    "prefill node comes later": {"degraded": 2},
+    "prefill node comes later": {"degraded": 3},
 }
 
 

@@ -5,9 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve bench test lint clean
+.PHONY: help setup demo serve bench gpu-check test lint clean
 help:           ## this list
-	@grep -E '^[a-z]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
 setup: $(STAMP) ## create .venv with everything in it, and the demo model
 
@@ -28,6 +28,10 @@ serve: $(STAMP) ## the same three, serving on port 8000 until Ctrl-C
 
 bench: $(STAMP) ## a model's steps and kernels against what this machine can do
 	@$(BIN)/pdserve bench kernels --model smollm2
+
+# A CUDA machine has a Python with a torch and a Triton of its own.
+gpu-check:      ## on a CUDA machine: the Triton kernels against the reference, and their times
+	PYTHONPATH=kernels $(PYTHON) -m pdserve_kernels.triton_gpu.check
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ pytest.importorskip("triton")
 
 from pdserve_kernels.triton_gpu.activation import silu_mul
 from pdserve_kernels.triton_gpu.backend import TritonBackend
+from pdserve_kernels.triton_gpu.check import QWEN3_8B, cases
 from pdserve_kernels.triton_gpu.landing import land
 from pdserve_kernels.triton_gpu.launch import is_interpreted
 from pdserve_kernels.triton_gpu.norm import rms_norm
@@ -143,6 +145,21 @@ def test_whole_model(tmp_path, write):
     (tokens, cache), (expected_tokens, expected_cache) = results
     assert tokens == expected_tokens
     torch.testing.assert_close(cache, expected_cache, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_every_case_of_the_check_holds():
+    """At a tiny size, without times: the check is right where it calls a kernel right."""
+    steps = {"decode of 2": [(1, 9), (1, 20)], "prefill": [(7, 12), (1, 3)]}
+    sizes = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "hidden_size": 16, "inner_size": 24, "vocab_size": 40}
+    tiny = replace(QWEN3_8B, **sizes, block_size=4, sliding_window=5, landed_blocks=5, steps=steps)
+    names = []
+    for case in cases(tiny, torch.device("cpu")):
+        assert case.error() <= 1, case.name
+        names.append(case.name)
+        wrong = replace(case, expected=tuple(expected + 1 for expected in case.expected))
+        assert wrong.error() > 1
+    assert len(names) == len(set(names)) == 15
 
 
 @pytest.mark.slow

@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from pdserve_kernels.errors import UnknownBackend
+from pdserve_kernels.errors import NoSuchFamily, NotBuilt, UnknownBackend
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
 from pdserve_kernels.select import select_backend
-from support.backends import BACKENDS, make_backend
+from pdserve_kernels.torch_backend import TorchBackend
+from support.backends import BACKENDS, families, make_backend
 
 BLOCK, LAYERS, HEADS, KV_HEADS, DIM = 4, 2, 6, 2, 8
 DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)]
@@ -181,6 +182,51 @@ def test_attention_of_a_request_does_not_depend_on_the_batch(backend):
         plan = backend.plan(make_metadata([span], [table]), make_spec(), cache)
         assert torch.equal(together[token:stop], backend.paged_attention(q[token:stop], 0, plan))
         token = stop
+
+
+@pytest.mark.parametrize("family", families())
+def test_int8_weights_are_near_the_others(family):
+    from pdserve_kernels.cpu.backend import CpuBackend
+
+    backend, exact = CpuBackend(family, int8=True), CpuBackend(family)
+    x, weight = random(9, 96, dtype=torch.bfloat16), random(2 * 80, 96, seed=1, dtype=torch.bfloat16)
+    weight[3] = 0
+    y, expected = (b.linear(x, b.pack_linear(weight)).double() for b in (backend, exact))
+    assert 0 < (y - expected).abs().max() < 0.02 * expected.abs().max()
+    y, expected = (b.gated_linear(x, b.pack_gate_up(weight)).double() for b in (backend, exact))
+    assert 0 < (y - expected).abs().max() < 0.02 * expected.abs().max()
+    assert backend.fingerprint(torch.bfloat16) != exact.fingerprint(torch.bfloat16)
+
+
+@pytest.mark.skipif(not families(), reason="the C kernels are not built")
+def test_a_step_that_points_outside_its_tensors_is_refused():
+    backend = select_backend("cpu")
+    cache = torch.zeros(6, KV_HEADS, LAYERS, 2, BLOCK, DIM)
+    for spans, table, reason in (
+        ([(0, 4)], [6], "slot"),
+        ([(4, 8)], [-1, 2], "block"),
+        ([(60, 65)], [1] * 17, "position"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            backend.plan(make_metadata(spans, [table]), make_spec(), cache)
+
+
+def test_an_instruction_family_that_the_machine_lacks_is_refused(monkeypatch):
+    if not families():
+        pytest.skip("the C kernels are not built")
+    monkeypatch.setenv("PDSERVE_CPU_ISA", "sparc")
+    with pytest.raises(NoSuchFamily, match=r"'sparc'.*portable"):
+        select_backend("cpu")
+    monkeypatch.setenv("PDSERVE_CPU_ISA", "portable")
+    assert "/portable/" in select_backend("auto").fingerprint(torch.float32)
+
+
+def test_without_the_c_kernels_torch_serves_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("pdserve_kernels.cpu.is_built", lambda: False)
+    assert isinstance(select_backend("auto"), TorchBackend)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    with pytest.raises(NotBuilt):
+        select_backend("cpu")
 
 
 def test_fingerprint_names_all_that_decides_bits():

@@ -1,4 +1,4 @@
-/* How the attention of a step is cut into items that can be computed apart: some queries of a request, and a KV head. */
+/* How the attention of a step is cut into items that can be computed apart: queries of a request, and a KV head. */
 #include "kernels.h"
 
 static int64_t parts(const step_t *s, int64_t request)

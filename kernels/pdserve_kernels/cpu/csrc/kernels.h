@@ -1,7 +1,7 @@
 /* What the parts of the C backend know of each other: values, the table of an instruction family, the thread pool.
  *
- * Structs of 64-bit fields are filled by Python (cpu/layout.py has the same fields in the same order); pointers travel as
- * integers. Letters as in interface.py.
+ * Structs of 64-bit fields are filled by Python (cpu/layout.py has the same fields in the same order); pointers travel
+ * as integers. Letters as in interface.py.
  */
 #ifndef PDSERVE_KERNELS_H
 #define PDSERVE_KERNELS_H
@@ -72,12 +72,12 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    /* y[rows, out] of x[rows, in], the panels [first, last) of it. x holds `in` numbers a row, rows `x_stride` apart, and
-     * for bfloat16 zeros up to the next multiple of 32. `next`: memory that will be read after this, or NULL. */
+    /* y[rows, out] of x[rows, in], the panels [first, last) of it. x holds `in` numbers a row, rows `x_stride` apart,
+     * and for bfloat16 zeros up to the next multiple of 32. `next`: memory that will be read after this, or NULL. */
     void (*linear)(const linear_t *w, enum epilogue epilogue, int64_t rows, const void *x, int64_t x_stride, void *y,
                    int64_t y_stride, int64_t first, int64_t last, const void *next);
     void (*embed)(const model_t *m, const step_t *s, float *residual, int64_t first, int64_t last);
-    /* Rows [first, last) of norm(x) * weight; x is float32 or of the dtype; `row_ids` picks rows of x where it is given. */
+    /* Rows [first, last) of norm(x) * weight; x is float32 or of the dtype; `row_ids` picks rows of x. */
     void (*rms_norm)(enum dtype dtype, int x_is_float, const void *x, const int64_t *row_ids, const float *weight,
                      double eps, void *y, int64_t width, int64_t y_stride, int64_t first, int64_t last);
     void (*rope_write)(const model_t *m, const step_t *s, int64_t layer, const float *q_norm, const float *k_norm,

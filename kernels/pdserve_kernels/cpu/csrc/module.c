@@ -5,7 +5,8 @@
 
 #include "kernels.h"
 
-/* Reads `format`: a letter an argument, i for int64_t and d for double, into what follows. 0 with an exception set if it fails. */
+/* Reads `format`, a letter an argument, i for int64_t and d for double, into what follows. 0, with an exception set, if
+ * it fails. */
 static int read_arguments(PyObject *const *args, Py_ssize_t count, const char *format, ...)
 {
     va_list to;
@@ -100,8 +101,8 @@ METHOD(linear)
     READ("iiiiiiii", &k, &w, &epilogue, &rows, &x, &x_stride, &y, &y_stride);
     const linear_t *weights = (const linear_t *)w;
     Py_BEGIN_ALLOW_THREADS
-    ((const kernels_t *)k)->linear(weights, (enum epilogue)epilogue, rows, (const void *)x, x_stride, (void *)y, y_stride, 0,
-                                   (weights->out + PANEL - 1) / PANEL, NULL);
+    ((const kernels_t *)k)->linear(weights, (enum epilogue)epilogue, rows, (const void *)x, x_stride, (void *)y,
+                                   y_stride, 0, (weights->out + PANEL - 1) / PANEL, NULL);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }

@@ -1,5 +1,5 @@
-/* From a row of logits to a token, without sorting the vocabulary. Float64; the same bits on every machine, since sums are
- * made in one order and there is neither a library function nor a fused instruction in them (log of min_p apart).
+/* From a row of logits to a token, without sorting the vocabulary. Float64; the same bits on every machine, since sums
+ * are made in one order and there is neither a library function nor a fused instruction in them (log of min_p apart).
  *
  * A token comes before another if its logit is larger, or equal and its id smaller.
  */

@@ -162,7 +162,8 @@ INLINE vf vzero_below(vf x, float limit, vf y)
 #endif
 }
 
-/* 2^x for x <= 127: a polynomial of degree 6 on [-1/2, 1/2], relative error below 3e-7. Exactly 1 at 0; 0 below -125. */
+/* 2^x for x <= 127: a polynomial of degree 6 on [-1/2, 1/2], relative error below 3e-7. Exactly 1 at 0, and 0 below
+ * -125. */
 INLINE vf vexp2(vf given)
 {
     vf x = vmax(given, vset1(-126.0f));

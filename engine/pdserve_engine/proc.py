@@ -8,6 +8,7 @@ granted and aborts are heeded while it computes. There is nothing here to lock.
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import signal
 import time
@@ -134,7 +135,9 @@ class EngineCoreProc:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._drain_deadline is not None:
-            raise SystemExit(1)
+            # Not by an exception: the loop may be anywhere, also where one would be lost.
+            logging.shutdown()
+            os._exit(1)
         self.inbox.put(Drain())
 
     def run(self) -> None:

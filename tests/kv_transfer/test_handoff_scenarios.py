@@ -17,6 +17,7 @@ from pdserve_kv_transfer.effects import (
 from pdserve_kv_transfer.sender import Sender
 from pdserve_kv_transfer.sender_link import LinkState
 from pdserve_protocol.handoff import Cancel, Done, Grant, NotNeeded, Offer, Region, Sent, State, Stopped
+from pdserve_protocol.timing import STOPPED_S
 from support.handoff_world import BLOCK_BYTES, FINAL, World, positions_of
 
 
@@ -306,7 +307,7 @@ def test_a_sender_that_does_not_stop_is_fenced_off() -> None:
     world.ready("a")
     world.cancel("a")
     flights, world.flights = world.flights, []
-    world.run(3.0)
+    world.run(STOPPED_S + 1)
     assert any("has not stopped" in reason for reason in world.lost)
     assert [region.fenced for region in world.regions.values()] == [True]
     assert isinstance(world.d_ends["b"][0], Ended)

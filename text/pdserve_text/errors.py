@@ -5,8 +5,9 @@ TextError
 │   └── UnsupportedTokenizer   files that are sound but of a kind that is not supported, named
 ├── NotUnicode             text with half a surrogate pair, which has no UTF-8 form
 ├── UnsupportedContent     a message whose content is not text
-└── ChatTemplateError      the template cannot be compiled, or refuses the messages
-    └── NoChatTemplate     the model has none
+├── ChatTemplateError      the template cannot be compiled, or refuses the messages
+│   └── NoChatTemplate     the model has none
+└── BadGrammar             a grammar for the output that is wrong, not supported or too complex
 """
 
 from __future__ import annotations
@@ -51,3 +52,10 @@ class NoChatTemplate(ChatTemplateError):
             "the model has no chat template" + (f" ({detail})" if detail else "") + "; use the completions endpoint,"
             " or add chat_template.jinja to the model folder"
         )
+
+
+class BadGrammar(TextError):
+    """The message is the library's, on one line."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(" ".join(detail.split()) or "the grammar is not valid")

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pdserve_protocol.codec import Record
+
+
+class Grammar(Record, frozen=True):
+    """What an output must look like; ``pdserve_text.grammar`` says what ``source`` is for each kind."""
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    source: str = ""
 
 
 class SamplingParams(Record, frozen=True):
@@ -27,6 +36,7 @@ class SamplingParams(Record, frozen=True):
         ignore_eos: the model's end ids do not end the output (stop_token_ids still do).
         logit_bias: added to the logits, by token id.
         logprobs: number of most probable tokens to report beside the chosen one; None reports nothing.
+        grammar: tokens that it does not allow are not chosen.
     """
 
     max_tokens: int = 16
@@ -43,3 +53,4 @@ class SamplingParams(Record, frozen=True):
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
+    grammar: Grammar | None = None

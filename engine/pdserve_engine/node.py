@@ -30,14 +30,16 @@ from pdserve_engine.proc import EngineCoreProc
 from pdserve_engine.weights import resolve_model
 from pdserve_engine.weights.errors import WeightsError
 from pdserve_engine.wiring import build_engine
+from pdserve_engine.worker import Worker
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pdserve_kv_transfer.connector import Connector
     from pdserve_protocol.node import Role
 
+    from pdserve_engine.executor import WorkerBase
     from pdserve_engine.proc import Event
     from pdserve_engine.receiving import ReceivePolicy
     from pdserve_engine.sending import SendPolicy
@@ -55,6 +57,7 @@ def run_node(
     receive_policy: ReceivePolicy | None = None,
     connectors: Mapping[str, Connector] = CONNECTORS,
     region_bytes: int = DEFAULT_REGION_BYTES,
+    make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
 ) -> int:
     """Serves until drained; the exit status: 0, or 2 with one line on stderr where the node cannot be started.
 
@@ -62,6 +65,7 @@ def run_node(
         args: of ``parse_node_args``.
         connectors: by name; those named in CONNECTOR_NAMES are used.
         region_bytes: of the landing region of each peer.
+        make_worker: what computes.
     """
     logging.basicConfig(
         level=args.log_level.upper(), format=f"%(asctime)s %(levelname)s {role}: %(message)s", stream=sys.stderr
@@ -74,6 +78,7 @@ def run_node(
             receive_policy=receive_policy,
             connectors=connectors,
             region_bytes=region_bytes,
+            make_worker=make_worker,
         )
     except (ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError) as error:
         print(f"{role}-node: {error}", file=sys.stderr)
@@ -100,6 +105,7 @@ def build_node(
     receive_policy: ReceivePolicy | None = None,
     connectors: Mapping[str, Connector] = CONNECTORS,
     region_bytes: int = DEFAULT_REGION_BYTES,
+    make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
 ) -> EngineCoreProc:
     """Wires a node; nothing runs yet but the mover, which sleeps.
 
@@ -124,7 +130,8 @@ def build_node(
                     max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens
                 ),
                 num_threads=args.threads,
-            )
+            ),
+            make_worker=make_worker,
         )
         files = load_tokenizer_files(folder)
         tokenizer = TokenizerFiles(tokenizer_id=tokenizer_id(files), files=files)

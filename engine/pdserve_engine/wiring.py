@@ -13,16 +13,21 @@ from pdserve_engine.scheduler import Scheduler
 from pdserve_engine.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pdserve_engine.config import EngineConfig
+    from pdserve_engine.executor import WorkerBase
 
 
-def build_engine(config: EngineConfig) -> tuple[EngineCore, Worker]:
+def build_engine(
+    config: EngineConfig, *, make_worker: Callable[[EngineConfig], WorkerBase] = Worker
+) -> tuple[EngineCore, WorkerBase]:
     """Loads the model and allocates the KV cache.
 
     Raises:
         ModelError, WeightsError, DeviceSetupError: the worker cannot start; see Worker.
     """
-    worker = Worker(config)
+    worker = make_worker(config)
     block_size = worker.layout.block_size
     hasher = BlockHasher(worker.model_id, block_size, secrets.token_bytes(32))
     kv = KVCacheManager(worker.num_blocks, block_size, hasher if config.cache.enable_prefix_caching else None)

@@ -228,7 +228,7 @@ class NodeDoor:
 
     def _dealer(self, address: Address) -> zmq.Socket[bytes]:
         if address not in self._dealers:
-            dealer = connect_door(self._context, address, self._cluster_key, queue=True)
+            dealer = connect_door(self._context, address, self._cluster_key)
             self._dealers[address] = dealer
             self._poller.register(dealer, zmq.POLLIN)
         return self._dealers[address]

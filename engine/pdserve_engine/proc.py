@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
-LAST_WORDS_S = 0.3
 MAX_OPEN_REQUESTS = 4096
 MAX_OPEN_PROMPT_TOKENS = 4 << 20
 
@@ -147,8 +146,6 @@ class EngineCoreProc:
         try:
             while not self._drained():
                 self._turn()
-            # A router's socket drops what it has not read when the connection ends: time to read the last words.
-            time.sleep(LAST_WORDS_S)
         finally:
             self._door.close()
             self._mover.close()

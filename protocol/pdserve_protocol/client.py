@@ -14,6 +14,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
 from pdserve_protocol.codec import Decoder, Message, encode
 from pdserve_protocol.door import Address, connect_door
@@ -84,21 +85,24 @@ class EngineCoreClient:
         self._socket: Any = None
         self._monitor: Any = None
         self._here = asyncio.Event()
+        self._connected = False
         self._last_heard = 0.0
-        self._greeted = False
+        self._greeted_at = 0.0
         self._waiting: defaultdict[type[Message], deque[asyncio.Future[Any]]] = defaultdict(deque)
         self._keeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Begins to connect; returns at once."""
         self._context = zmq.Context()
-        self._socket = connect_door(self._context, self.address, self._cluster_key)
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        # The descriptors tell that something has happened, not what: see _on_event and _on_disconnect.
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self._socket = connect_door(self._context, self.address, self._cluster_key, monitor=events)
+        self._monitor = self._socket.get_monitor_socket()
+        # The descriptors tell that something has happened, not what: see _on_event and _on_connection.
         asyncio.get_running_loop().add_reader(self._socket.fd, self._on_event)
-        asyncio.get_running_loop().add_reader(self._monitor.fd, self._on_disconnect)
+        asyncio.get_running_loop().add_reader(self._monitor.fd, self._on_connection)
         # A descriptor speaks only of what comes after the socket has been looked at.
-        self._on_disconnect()
+        self._on_connection()
+        self._on_event()
         self._keeper = asyncio.create_task(self._keep_alive())
 
     async def close(self) -> None:
@@ -111,8 +115,9 @@ class EngineCoreClient:
             asyncio.get_running_loop().remove_reader(self._socket.fd)
             asyncio.get_running_loop().remove_reader(self._monitor.fd)
             # Aborts that were said just now still leave, if the node is there to take them.
-            self._context.destroy(linger=_LAST_WORDS_MS)
+            self._context.destroy(linger=_LAST_WORDS_MS if self._connected else 0)
             self._context = None
+            self._connected = False
         for futures in self._waiting.values():
             for future in futures:
                 future.cancel()
@@ -123,8 +128,9 @@ class EngineCoreClient:
         Raises:
             NodeUnreachable: the node is not there.
         """
-        if self.info is None or not self._try_send(message):
+        if self.info is None or not self._connected:
             raise NodeUnreachable(str(self.address), DEAD_AFTER_S)
+        self._send(message)
 
     async def ask(self, message: Message, timeout: float = CONNECT_S) -> Any:
         """The node's reply to GetTokenizer, GetStatus or ResetPrefixCache; waits for the connection as well.
@@ -146,18 +152,15 @@ class EngineCoreClient:
             with contextlib.suppress(ValueError):
                 queue.remove(reply)
 
-    def _try_send(self, message: Message) -> bool:
-        try:
-            self._socket.send(encode(message), zmq.NOBLOCK)
-        except zmq.Again:
-            return False
+    def _send(self, message: Message) -> None:
+        """Only while there is a connection: the socket would keep what is said without one for whoever comes next."""
+        self._socket.send(encode(message), zmq.NOBLOCK)
         # Sending may have taken note of what came meanwhile, of which the descriptor then says nothing more.
         if self._socket.events & zmq.POLLIN:
             asyncio.get_running_loop().call_soon(self._on_event)
-        return True
 
     def _on_event(self) -> None:
-        """Something has happened at the socket: takes all messages that are there, greets on a new connection."""
+        """Something has happened at the socket: takes all messages that are there."""
         while self._context is not None:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
@@ -170,23 +173,28 @@ class EngineCoreClient:
                 continue
             self._last_heard = time.monotonic()
             self._on_message(message)
-        if self.info is None and self._context is not None and not self._greeted:
-            self._greeted = self._try_send(Hello())
 
-    def _on_disconnect(self) -> None:
-        """The connection has broken. ZMQ makes another one, but what was under way on this one is lost in silence."""
-        broken = False
-        while self._monitor.poll(0):
-            self._monitor.recv_multipart()
-            broken = True
-        if not broken:
-            return
+    def _on_connection(self) -> None:
+        """A connection is made, or has broken; ZMQ makes another one by itself."""
+        while self._context is not None and self._monitor.poll(0):
+            if recv_monitor_message(self._monitor)["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected = True
+                self._greet(time.monotonic())
+            else:
+                self._on_broken()
+
+    def _greet(self, now: float) -> None:
+        if self._connected:
+            self._greeted_at = now
+            self._send(Hello())
+
+    def _on_broken(self) -> None:
+        self._connected = False
+        # What the node said before it went is here already.
         self._on_event()
         if self.info is not None:
             log.warning("the connection to %s is broken", self.address)
             self._set_info(None)
-        self._greeted = False
-        self._on_event()
 
     def _on_message(self, message: NodeSays) -> None:
         match message:
@@ -202,12 +210,14 @@ class EngineCoreClient:
                     future.set_result(message)
 
     def _on_load(self, load: NodeLoad) -> None:
-        if self.info is not None and load.boot_id == self.info.identity.boot_id:
+        if self.info is None:
+            return
+        if load.boot_id == self.info.identity.boot_id:
             self.load = load
         else:
             # A new process at the old address: what the old one had is gone.
             self._set_info(None)
-            self._greeted = self._try_send(Hello())
+            self._greet(time.monotonic())
 
     def _set_info(self, info: NodeInfo | None) -> None:
         if info == self.info:
@@ -222,9 +232,16 @@ class EngineCoreClient:
 
     async def _keep_alive(self) -> None:
         while True:
-            # A greeting may have gone to a process that has ended; it is said again until there is an answer.
-            self._greeted = self._try_send(Hello() if self.info is None else Ping())
             await asyncio.sleep(PING_INTERVAL_S)
-            if self.info is not None and time.monotonic() - self._last_heard > DEAD_AFTER_S:
-                log.warning("no sign of life from %s for %g s", self.address, DEAD_AFTER_S)
-                self._set_info(None)
+            if self._connected:
+                self._keep_in_touch(time.monotonic())
+
+    def _keep_in_touch(self, now: float) -> None:
+        """A ping each time; a node that does not answer is greeted instead, rarely, since what is said piles up."""
+        if self.info is not None and now - self._last_heard > DEAD_AFTER_S:
+            log.warning("no sign of life from %s for %g s", self.address, DEAD_AFTER_S)
+            self._set_info(None)
+        if self.info is not None:
+            self._send(Ping())
+        elif now - self._greeted_at >= DEAD_AFTER_S:
+            self._greet(now)

@@ -148,21 +148,24 @@ class Door:
             self._authenticator = None
 
 
-def connect_door(context: Any, address: Address, cluster_key: str | None, *, queue: bool = False) -> Any:
+def connect_door(context: Any, address: Address, cluster_key: str | None, *, monitor: int = 0) -> Any:
     """A DEALER socket of ``context`` (plain or asyncio) to a node's door.
 
+    It keeps messages while there is no connection, and what it has received when one ends.
+
     Args:
-        queue: keep messages while there is no connection; else a send that may not block raises zmq.Again.
+        monitor: events that the socket's ``get_monitor_socket()`` will tell, from the first connection on.
 
     Raises:
         AddressError: the address cannot be one, wherever it leads.
     """
     dealer = _new_socket(context, zmq.DEALER, ipv6=":" in address.host)
-    dealer.immediate = not queue
     dealer.reconnect_ivl, dealer.reconnect_ivl_max = 50, 1000
     if cluster_key is not None:
         public, secret = _key_pair(cluster_key)
         dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = public, secret, public
+    if monitor:
+        dealer.get_monitor_socket(monitor)
     try:
         dealer.connect(f"tcp://{address}")
     except zmq.ZMQError as error:

@@ -50,7 +50,7 @@ def door(inbox: queue.SimpleQueue[DoorEvent]) -> Iterator[NodeDoor]:
 def test_an_impossible_address_of_a_peer(door: NodeDoor, inbox: queue.SimpleQueue[DoorEvent], address: Address) -> None:
     door.send(address, Ping())
     door.disconnect(address)
-    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None, queue=True) as dealer:
+    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None) as dealer:
         dealer.linger = 0
         dealer.send(encode(Hello()))
         event = inbox.get(timeout=5)
@@ -72,7 +72,7 @@ def test_a_dead_door_does_not_hold_up_those_who_order(
 
 
 def test_orders_are_carried_out_in_order_however_many(door: NodeDoor, inbox: queue.SimpleQueue[DoorEvent]) -> None:
-    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None, queue=True) as dealer:
+    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None) as dealer:
         dealer.linger = 0
         dealer.rcvtimeo = 5000
         dealer.rcvhwm = 0
@@ -90,7 +90,7 @@ def test_orders_are_carried_out_in_order_however_many(door: NodeDoor, inbox: que
 
 
 def test_what_was_said_before_the_end_is_sent(door: NodeDoor, inbox: queue.SimpleQueue[DoorEvent]) -> None:
-    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None, queue=True) as dealer:
+    with zmq.Context() as context, connect_door(context, Address("127.0.0.1", door.port), None) as dealer:
         dealer.linger = 0
         dealer.rcvtimeo = 5000
         dealer.send(encode(Hello()))

@@ -6,11 +6,12 @@ of the target's region; both have the same number of bytes. Neither half knows i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -94,3 +95,22 @@ class Connector:
 
     source: Callable[[npt.NDArray[np.uint8]], SourceConnector]
     target: Callable[[], TargetConnector]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """What a node tells a connector of its surroundings.
+
+    Attributes:
+        host: address to listen on; one that means all interfaces is possible.
+        advertise_host: where peers reach this node, if the operator said so.
+        cluster_key: secret of all nodes; None on loopback or where the operator wants no authentication.
+    """
+
+    host: str = "127.0.0.1"
+    advertise_host: str | None = None
+    cluster_key: str | None = field(default=None, repr=False)
+
+
+MakeConnector = Callable[[Network], Connector]
+"""What a connector is known by, here and to an entry point of another distribution."""

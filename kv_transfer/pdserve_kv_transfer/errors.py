@@ -2,10 +2,12 @@
 
 TransferError
 ├── ConnectorMissing      no connector of that name, or its library is not installed
+├── BadConnectorSpec      what the operator asks for cannot be read
 ├── RegionUnusable        a region's metadata does not fit this connector
 ├── RegionUnreachable     the region's owner is gone, or has fenced it
 ├── WriteFault            a write ended with an error
 ├── RegionTooSmall        the landing region holds too few blocks
+├── SealKeyMissing        blocks are to be sealed, and there is no cluster key
 └── NoSuchInterface       no network interface has the address to bind
 """
 
@@ -19,6 +21,11 @@ class TransferError(Exception):
 class ConnectorMissing(TransferError):
     def __init__(self, name: str, detail: str) -> None:
         super().__init__(f"KV connector {name!r} is not available: {detail}")
+
+
+class BadConnectorSpec(TransferError):
+    def __init__(self, text: str, detail: str) -> None:
+        super().__init__(f"KV connector {text!r}: {detail}")
 
 
 class RegionUnusable(TransferError):
@@ -41,6 +48,11 @@ class RegionTooSmall(TransferError):
         super().__init__(
             f"a landing region of {region_bytes} bytes holds fewer than {min_slots} KV blocks of {block_bytes} bytes"
         )
+
+
+class SealKeyMissing(TransferError):
+    def __init__(self) -> None:
+        super().__init__("KV blocks are to be encrypted (--kv-encrypt), which takes a --cluster-key")
 
 
 class NoSuchInterface(TransferError):

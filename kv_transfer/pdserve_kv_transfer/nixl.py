@@ -8,6 +8,7 @@ removing the peer, deregistering the memory and releasing handles all let later 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import uuid
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ import numpy as np
 from pdserve_kv_transfer.connector import Connector
 from pdserve_kv_transfer.errors import ConnectorMissing, RegionUnreachable, RegionUnusable, WriteFault
 from pdserve_kv_transfer.runs import runs
+from pdserve_kv_transfer.ucx import configure_ucx
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from pdserve_protocol.handoff import Region
+
+    from pdserve_kv_transfer.connector import Network
 
 PROGRESS_INTERVAL_US = 20_000
 """Of a target agent's progress thread. Traffic wakes it at once, so this costs no latency; 0 would spin a whole core,
@@ -222,4 +226,17 @@ class NixlTarget:
         self._agents.clear()
 
 
-NIXL = Connector(source=NixlSource, target=NixlTarget)
+def nixl_is_installed() -> bool:
+    return importlib.util.find_spec("nixl_cu12") is not None
+
+
+def nixl_connector(network: Network) -> Connector:
+    def source(cache_NB: npt.NDArray[np.uint8]) -> NixlSource:
+        configure_ucx(network.host)
+        return NixlSource(cache_NB)
+
+    def target() -> NixlTarget:
+        configure_ucx(network.host)
+        return NixlTarget()
+
+    return Connector(source=source, target=target)

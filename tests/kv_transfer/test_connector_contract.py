@@ -9,28 +9,45 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from pdserve_kv_transfer.connector import Connector, Network
 from pdserve_kv_transfer.connectors import CONNECTORS
-from pdserve_kv_transfer.errors import RegionUnreachable, TransferError
+from pdserve_kv_transfer.errors import RegionUnreachable, RegionUnusable, TransferError
+from pdserve_kv_transfer.faults import Faults
+from pdserve_kv_transfer.faulty import faulty
 from pdserve_kv_transfer.landing import LandingZone
-from pdserve_kv_transfer.ucx import configure_ucx
+from pdserve_kv_transfer.tcp import tcp_connector
 from pdserve_protocol.handoff import Region
+from support.docs import code_of
 from support.movers import cache_of
-from support.nixl_writer import write_from_another_process
+from support.region_writer import write_from_another_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pdserve_kv_transfer.connector import Connector, SourceConnector, TargetConnector
+    from pdserve_kv_transfer.connector import SourceConnector, TargetConnector
 
 BLOCK_BYTES = 4096
 NUM_SLOTS = 8
 WAIT_S = 20.0
 
 
-@pytest.fixture(params=["loopback", pytest.param("nixl", marks=pytest.mark.slow)])
+KINDS = ["loopback", "tcp", "tcp with a key", "faulty", "of the docs", pytest.param("nixl", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(params=KINDS)
 def connector(request: pytest.FixtureRequest) -> Connector:
-    configure_ucx("127.0.0.1")
-    return CONNECTORS[request.param]
+    match request.param:
+        case "tcp with a key":
+            return tcp_connector(Network(cluster_key="secret"))
+        case "faulty":
+            return faulty(CONNECTORS["tcp"], Faults())
+        case "of the docs":
+            example = code_of("kv-connectors.md")["unix_connector"]
+            made = example(Network())
+            assert isinstance(made, Connector)
+            return made
+        case name:
+            return CONNECTORS[name]
 
 
 class Ends:
@@ -126,6 +143,26 @@ def test_an_unknown_peer_is_an_error_of_ours(ends: Ends) -> None:
     ends.source.disconnect("nobody")
 
 
+def test_metadata_of_another_connector_is_refused(ends: Ends) -> None:
+    for metadata in (b"", b"garbage", b"\x92\xc4\x03abc\x01", b"\0" * 4000):
+        with pytest.raises((RegionUnusable, RegionUnreachable)):
+            ends.source.connect("d", Region(name="x", num_slots=1, slot_bytes=BLOCK_BYTES, metadata=metadata))
+
+
+def test_a_region_that_is_fenced_is_not_connected_to(ends: Ends) -> None:
+    region, zone = ends.open()
+    ends.target.fence(region.name)
+    ends.target.fence(region.name)
+
+    def connect_and_write() -> None:
+        ends.source.connect("d", region)
+        ends.write_on("d", [(1, 0)])
+
+    with pytest.raises(TransferError):
+        connect_and_write()
+    assert not zone.memory_SB.any()
+
+
 def test_a_disconnected_peer_is_not_written(ends: Ends) -> None:
     region, _ = ends.open()
     ends.source.connect("d", region)
@@ -144,17 +181,16 @@ def test_close_is_idempotent(ends: Ends) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("transports", ["all", "tcp"])
-def test_nixl_between_two_processes(transports: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("connector", "transports"), [("nixl", "all"), ("nixl", "tcp"), ("tcp", "all")])
+def test_between_two_processes(connector: str, transports: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCX_TLS", transports)
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=write_from_another_process, args=(theirs,))
+    process = context.Process(target=write_from_another_process, args=(theirs, connector))
     process.start()
-    target = CONNECTORS["nixl"].target()
+    target = CONNECTORS[connector].target()
     zone = LandingZone(NUM_SLOTS, BLOCK_BYTES)
     try:
-        configure_ucx("127.0.0.1")
         name = f"region-{uuid.uuid4().hex}"
         metadata = target.open_region(name, zone.memory_SB)
         ours.send((name, NUM_SLOTS, BLOCK_BYTES, metadata))

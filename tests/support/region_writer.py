@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.digest import block_digest
 from pdserve_kv_transfer.errors import TransferError
-from pdserve_kv_transfer.ucx import configure_ucx
 from pdserve_protocol.handoff import Region
 
 from support.movers import cache_of
@@ -21,12 +20,11 @@ if TYPE_CHECKING:
 WAIT_S = 10.0
 
 
-def write_from_another_process(pipe: Connection) -> None:
+def write_from_another_process(pipe: Connection, connector: str) -> None:
     """Fills the region, tells the digests by slot, and when told so writes on until it fails."""
-    configure_ucx("127.0.0.1")
     name, num_slots, slot_bytes, metadata = pipe.recv()
     cache = cache_of(num_slots, slot_bytes, seed=5)
-    source = CONNECTORS["nixl"].source(cache)
+    source = CONNECTORS[connector].source(cache)
     source.connect("d", Region(name=name, num_slots=num_slots, slot_bytes=slot_bytes, metadata=metadata))
     _write(source, num_slots)
     pipe.send({slot: block_digest(cache[slot]) for slot in range(num_slots)})

@@ -8,6 +8,9 @@ scheduling or sockets, and imports no other room.
     operations.py      a decoder as one operation after another
     torch_backend.py   the reference: plain torch
     cpu/               the backend for CPUs, in C
+    triton_gpu/        the backend for GPUs, in Triton
+    flash_attn/        the same with attention by the flash_attn package
     sampling.py        from logits to tokens
+    digest.py          a digest that GPUs can compute
     errors.py          the error tree
 """

@@ -4,7 +4,8 @@ KernelError
 ├── UnknownBackend      no backend of that name
 ├── NoSuchFamily        the processor lacks the instruction family that was asked for
 ├── NotBuilt            the C kernels were asked for and are not installed
-└── NoTriton            the Triton kernels were asked for and cannot run here
+├── NoTriton            the Triton kernels were asked for and cannot run here
+└── NoFlashAttn         the same of flash_attn
 """
 
 from __future__ import annotations
@@ -34,3 +35,8 @@ class NotBuilt(KernelError):
 class NoTriton(KernelError):
     def __init__(self, reason: str) -> None:
         super().__init__(f"the Triton kernels cannot run: {reason}; use another backend")
+
+
+class NoFlashAttn(KernelError):
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"flash_attn cannot be used: {reason}; use another backend")

@@ -131,7 +131,15 @@ class DecoderForward(Protocol):
 
 
 class Backend(Protocol):
-    """The operations of a decoder. Stateless but for what it packs; steps do not overlap."""
+    """The operations of a decoder. Stateless but for what it packs; steps do not overlap.
+
+    Attributes:
+        graph_safe: a step of one token for each request launches the same kernels whatever its tensors hold, and copies
+            nothing from the host, so that a CUDA graph can repeat it. Rows that pad such a step to the size of a graph
+            are known by slot -1 and length 0: they write nothing to the cache.
+    """
+
+    graph_safe: bool
 
     def set_threads(self, count: int) -> None:
         """Computes with this many threads from now on, in all of the process."""

@@ -6,12 +6,14 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from pdserve_kernels import cpu, triton_gpu
+from pdserve_kernels import cpu, flash_attn, triton_gpu
 from pdserve_kernels.errors import NotBuilt, NoTriton, UnknownBackend
 from pdserve_kernels.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import torch
 
     from pdserve_kernels.interface import Backend
 
@@ -36,6 +38,15 @@ def _auto() -> Backend:
     return TorchBackend()
 
 
+def _auto_on_gpu(block_size: int, dtype: torch.dtype | None) -> Backend:
+    if not triton_gpu.is_installed():
+        log.warning("Triton is not installed (the extra `cuda`); torch computes instead, one request after another")
+        return TorchBackend()
+    if flash_attn.is_installed() and flash_attn.suits(block_size, dtype):
+        return _flash_attn()
+    return _triton()
+
+
 def _triton() -> Backend:
     if not triton_gpu.is_installed():
         raise NoTriton("triton is not installed (the extra `cuda`)")
@@ -44,16 +55,37 @@ def _triton() -> Backend:
     return TritonBackend()
 
 
-_BACKENDS: dict[str, Callable[[], Backend]] = {"auto": _auto, "cpu": _cpu, "torch": TorchBackend, "triton": _triton}
+def _flash_attn() -> Backend:
+    if not triton_gpu.is_installed():
+        raise NoTriton("triton is not installed (the extra `cuda`)")
+    from pdserve_kernels.flash_attn.backend import FlashAttnBackend
+
+    return FlashAttnBackend()
 
 
-def select_backend(name: str = "auto") -> Backend:
-    """The backend of this name; ``auto`` is the C kernels, or torch where they are not installed.
+_BACKENDS: dict[str, Callable[[], Backend]] = {
+    "auto": _auto,
+    "cpu": _cpu,
+    "torch": TorchBackend,
+    "triton": _triton,
+    "flash_attn": _flash_attn,
+}
+
+
+def select_backend(
+    name: str = "auto", *, device_type: str = "cpu", block_size: int = 16, dtype: torch.dtype | None = None
+) -> Backend:
+    """The backend of this name.
+
+    ``auto`` on a CPU is the C kernels, or torch where they are not installed; on a GPU ("cuda") it is flash_attn where
+    that is installed and takes these blocks, else Triton, or torch where Triton is not installed.
 
     Raises:
-        UnknownBackend, NotBuilt, NoTriton
+        UnknownBackend, NotBuilt, NoTriton, NoFlashAttn
         NoSuchFamily: PDSERVE_CPU_ISA names one that the machine lacks.
     """
     if name not in _BACKENDS:
         raise UnknownBackend(name, sorted(_BACKENDS))
+    if name == "auto" and device_type == "cuda":
+        return _auto_on_gpu(block_size, dtype)
     return _BACKENDS[name]()

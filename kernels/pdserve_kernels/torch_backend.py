@@ -56,6 +56,8 @@ class _Plan:
 class TorchBackend:
     """See interface.Backend."""
 
+    graph_safe = False
+
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)
 

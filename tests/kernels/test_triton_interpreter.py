@@ -22,7 +22,9 @@ from support.models import tiny_mistral, tiny_qwen3
 
 pytest.importorskip("triton")
 
+from pdserve_kernels.triton_gpu import attention
 from pdserve_kernels.triton_gpu.activation import silu_mul
+from pdserve_kernels.triton_gpu.attention import paged_attention
 from pdserve_kernels.triton_gpu.backend import TritonBackend
 from pdserve_kernels.triton_gpu.check import QWEN3_8B, cases
 from pdserve_kernels.triton_gpu.landing import land
@@ -51,25 +53,9 @@ def test_without_triton_the_name_says_so(monkeypatch):
         select_backend("triton")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_attention_over_several_runs_of_keys(dtype, tolerance, window):
-    """Chunks higher than a tile and sequences longer than a run of keys, from blocks out of order, as torch has it."""
-    heads, kv_heads, dim, block = 6, 2, 24, 8
-    query_lens, seq_lens = [1, 30, 75], [150, 140, 75]
-    order = torch.randperm(48, generator=torch.Generator().manual_seed(5)).to(torch.int32)
-    metadata = AttentionMetadata(
-        positions_T=torch.cat([torch.arange(n - q, n) for q, n in zip(query_lens, seq_lens, strict=True)]).int(),
-        slots_T=torch.zeros(106, dtype=torch.int32),
-        query_start_R1=ints(0, 1, 31, 106),
-        seq_lens_R=ints(*seq_lens),
-        block_tables_RP=torch.stack([order[:19], order[19:38], order[[*range(38, 48), *[0] * 9]]]),
-        query_lens=query_lens,
-        seq_lens=seq_lens,
-    )
-    table_MD = torch.ones(256, dim // 2)
-    spec = AttentionSpec(
+def spec_of(heads: int, kv_heads: int, dim: int, window: int | None = None) -> AttentionSpec:
+    table_MD = torch.ones(512, dim // 2)
+    return AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=dim,
@@ -79,12 +65,77 @@ def test_attention_over_several_runs_of_keys(dtype, tolerance, window):
         sin_MD=table_MD,
         norm_eps=1e-6,
     )
-    cache = random(48, kv_heads, 2, 2, block, dim, dtype=dtype)
-    q_THD = random(106, heads, dim, seed=1, dtype=dtype)
+
+
+def metadata_of(query_lens: list[int], seq_lens: list[int], block: int) -> AttentionMetadata:
+    """Requests whose blocks lie all over a cache of just their size."""
+    num_blocks = [-(-n // block) for n in seq_lens]
+    order = torch.randperm(sum(num_blocks), generator=torch.Generator().manual_seed(5)).int().split(num_blocks)
+    starts = torch.tensor([0, *query_lens]).cumsum(0).int()
+    return AttentionMetadata(
+        positions_T=torch.cat([torch.arange(n - q, n) for q, n in zip(query_lens, seq_lens, strict=True)]).int(),
+        slots_T=torch.zeros(sum(query_lens), dtype=torch.int32),
+        query_start_R1=starts,
+        seq_lens_R=ints(*seq_lens),
+        block_tables_RP=torch.nn.utils.rnn.pad_sequence(list(order), batch_first=True),
+        query_lens=query_lens,
+        seq_lens=seq_lens,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_over_several_runs_of_keys(dtype, tolerance, window):
+    """Chunks higher than a tile and sequences longer than a run of keys, from blocks out of order, as torch has it."""
+    metadata = metadata_of([1, 30, 75], [150, 140, 75], 8)
+    spec = spec_of(6, 2, 24, window)
+    cache = random(48, 2, 2, 2, 8, 24, dtype=dtype)
+    q_THD = random(106, 6, 24, seed=1, dtype=dtype)
     outs = []
     for backend in (TritonBackend(), TorchBackend()):
         outs.append(backend.paged_attention(q_THD, 1, backend.plan(metadata, spec, cache)))
     torch.testing.assert_close(*outs, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize(
+    ("query_lens", "seq_lens"), [([1, 1, 1], [150, 64, 65]), ([1, 3, 40], [200, 130, 90])], ids=["decode", "mixed"]
+)
+def test_attention_in_splits(monkeypatch, query_lens, seq_lens, window):
+    """Splits side by side are the walk in one go; one of a single part changes no bit of it."""
+    metadata = metadata_of(query_lens, seq_lens, 8)
+    spec = spec_of(6, 2, 24, window)
+    cache = random(int(metadata.block_tables_RP.max()) + 1, 2, 2, 2, 8, 24)
+    q_THD = random(sum(query_lens), 6, 24, seed=1)
+    expected = TorchBackend().paged_attention(q_THD, 1, TorchBackend().plan(metadata, spec, cache))
+    in_one_go = paged_attention(q_THD, cache, 1, metadata, spec, TritonBackend().plan(metadata, spec, cache).tiles)
+    monkeypatch.setattr(attention, "_SPLIT", 64)
+    plan = TritonBackend().plan(metadata, spec, cache)
+    assert max(tiles.num_splits for tiles in plan.tiles) > 2
+    in_splits = TritonBackend().paged_attention(q_THD, 1, plan)
+    torch.testing.assert_close(in_splits, expected, rtol=1e-5, atol=1e-5)
+    for index, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        if query_len == 1 and seq_len <= 64:
+            assert torch.equal(in_splits[index], in_one_go[index])
+
+
+def test_a_row_that_pads_a_batch_touches_nothing():
+    """Length 0 and slot -1: zeros come out of attention, and the cache stays as it is."""
+    metadata = metadata_of([1, 1], [20, 8], 8)
+    padded = replace(metadata, seq_lens_R=ints(20, 0), slots_T=ints(9, -1))
+    spec = spec_of(4, 2, 8)
+    cache = random(4, 2, 2, 2, 8, 8)
+    before = cache.clone()
+    backend = TritonBackend()
+    plan = backend.plan(padded, spec, cache)
+    q_THD = backend.rope_and_write_kv(random(2, 8 * 8), 1, plan)
+    changed = (cache != before).flatten(3).any(3).nonzero()[:, [0, 2]].unique(dim=0)
+    assert changed.tolist() == [[1, 1]]
+    out_TX = backend.paged_attention(q_THD, 1, plan)
+    assert out_TX[0].abs().min() > 0
+    assert not out_TX[1].any()
 
 
 def test_norm_and_activation_of_rows_that_lie_apart():
@@ -171,5 +222,7 @@ def test_all_kernels_compile_for_a_gpu(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     sizes = [line.split() for line in done.stdout.splitlines()]
-    assert {name for name, _ in sizes} == {"_attend", "_norm_rotate_write", "_add_and_norm", "_silu_mul", "_land"}
+    attention_kernels = {"_attend", "_join_splits", "_norm_rotate_write"}
+    names = attention_kernels | {"_add_and_norm", "_silu_mul", "_land", "_copy_and_digest"}
+    assert {name for name, _ in sizes} == names
     assert all(int(size) > 0 for _, size in sizes)

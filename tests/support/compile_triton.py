@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 import triton
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
-from pdserve_kernels.triton_gpu import activation, attention, landing, norm, rope
+from pdserve_kernels.triton_gpu import activation, attention, digest, landing, norm, rope
 from triton.backends.compiler import GPUTarget
 
 BLOCK = 16
@@ -35,7 +35,7 @@ def compile_instead_of_launching(capability: int) -> None:
 
 
 def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None) -> None:
-    lens, seq_lens = [1, 100], [40, 130]
+    lens, seq_lens = [1, 100], [600, 130]
     spec = AttentionSpec(
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -60,7 +60,7 @@ def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: 
     qkv = torch.zeros(101, (heads + 2 * kv_heads) * dim, dtype=dtype)
     for norms in ((None, None), (norm_D, norm_D)):
         q_THD = rope.rope_and_write_kv(qkv, cache, 1, metadata, spec, *norms)
-    tiles = attention.make_tiles(lens, heads // kv_heads, cache)
+    tiles = attention.make_tiles(lens, seq_lens, heads // kv_heads, cache)
     attention.paged_attention(q_THD, cache, 1, metadata, spec, tiles)
     x_TE = torch.zeros(101, 576, dtype=dtype)
     norm.rms_norm(x_TE, torch.ones(576, dtype=dtype), 1e-6)
@@ -68,6 +68,9 @@ def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: 
     activation.silu_mul(torch.zeros(101, 3072, dtype=dtype))
     landed = torch.zeros(4, 2, kv_heads, 2, 2 * BLOCK, dim).transpose(1, 2)
     landing.land(landed, torch.zeros(4, dtype=torch.int32), cache, torch.zeros(8, dtype=torch.int32), num_tokens=99)
+    words, rows = torch.zeros(4, 5000, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+    digest.copy_and_digest(words, rows)
+    digest.copy_and_digest(words, rows, words.clone(), rows)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,8 @@ class CpuBackend:
         NoSuchFamily
     """
 
+    graph_safe = False
+
     def __init__(self, family: str | None = None, *, int8: bool = False) -> None:
         known = _native.families()
         self.family = family or known[0]

@@ -2,7 +2,9 @@
 
 A tile is some queries of one request, and all heads of them that share one KV head, as the rows of one matrix. It
 walks the request's keys in runs of KEYS at fixed absolute positions with the online softmax (Milakov and Gimelshein,
-2018; Dao et al., 2022), sums in float32. A request at decode is one walk for each KV head, however long it is.
+2018; Dao et al., 2022), sums in float32. Low tiles, those of decode, walk in splits of SPLIT keys side by side, since
+a GPU has more processors than a decode batch has KV heads; a second kernel joins them. Splits, too, begin at fixed
+absolute positions, so that a row's result does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from pdserve_kernels.triton_gpu.launch import dot_dtype, padded
+from pdserve_kernels.triton_gpu.launch import ceil_div, dot_dtype, padded
 
 if TYPE_CHECKING:
     from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 _FEW_ROWS = 16
 _MANY_ROWS = 64
 _KEYS = 64
+_SPLIT = 512
 _NO_WINDOW = 2**30
 
 
@@ -32,30 +35,47 @@ class Tiles:
 
     Attributes:
         rows: height of the matrix, a power of two.
+        used_rows: rows of it that any tile uses.
         request_N, query_N: request of each tile, and its first query among those of the request.
+        num_splits: parts that the keys are walked in side by side; 1 walks them in one go.
     """
 
     rows: int
+    used_rows: int
     request_N: torch.Tensor
     query_N: torch.Tensor
+    num_splits: int
 
 
-def make_tiles(query_lens: list[int], group: int, kv_cache: torch.Tensor) -> list[Tiles]:
+def make_tiles(query_lens: list[int], seq_lens: list[int], group: int, kv_cache: torch.Tensor) -> list[Tiles]:
     """Low tiles for requests whose queries fit one, high ones for the others; none of a height that no request needs.
 
-    ``group``: query heads of a KV head.
+    Where each request has one query, nothing is copied to the device, so that a CUDA graph may do the same again; the
+    splits are then as many as the largest of ``seq_lens`` needs, and shorter sequences leave some idle.
+
+    Args:
+        group: query heads of a KV head.
     """
     few = padded(group, _FEW_ROWS)
     # Products of float32 have no tensor cores, and a high tile of them does not fit the registers.
     many = few if kv_cache.dtype == torch.float32 else padded(group, _MANY_ROWS)
-    places: dict[int, list[tuple[int, int]]] = {}
-    for request, query_len in enumerate(query_lens):
-        rows = few if query_len <= few // group else many
-        places.setdefault(rows, []).extend((request, query) for query in range(0, query_len, rows // group))
+    device = kv_cache.device
+    if max(query_lens) == 1:
+        request_N = torch.arange(len(query_lens), dtype=torch.int32, device=device)
+        return [Tiles(few, group, request_N, torch.zeros_like(request_N), ceil_div(max(seq_lens), _SPLIT))]
+    places: dict[bool, list[tuple[int, int]]] = {}
+    longest, most_queries = 1, 1
+    for request, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
+        is_low = query_len <= few // group
+        if is_low:
+            longest, most_queries = max(longest, seq_len), max(most_queries, query_len)
+        step = (few if is_low else many) // group
+        places.setdefault(is_low, []).extend((request, query) for query in range(0, query_len, step))
     tiles = []
-    for rows, pairs in places.items():
-        requests_and_queries = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(kv_cache.device)
-        tiles.append(Tiles(rows, requests_and_queries[0], requests_and_queries[1]))
+    for is_low, pairs in places.items():
+        pairs_2N = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(device)
+        rows, used_rows = (few, most_queries * group) if is_low else (many, many // group * group)
+        tiles.append(Tiles(rows, used_rows, pairs_2N[0], pairs_2N[1], ceil_div(longest, _SPLIT) if is_low else 1))
     return tiles
 
 
@@ -64,6 +84,8 @@ def _attend(
     q_ptr,
     cache_ptr,
     out_ptr,
+    parts_ptr,
+    sums_ptr,
     tables_ptr,
     request_ptr,
     query_ptr,
@@ -82,11 +104,15 @@ def _attend(
     HEAD_DIM: tl.constexpr,
     PADDED_DIM: tl.constexpr,
     ROWS: tl.constexpr,
+    USED_ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    IN_SPLITS: tl.constexpr,
     DOT: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
+    split = tl.program_id(2)
     request = tl.load(request_ptr + tile)
     first_query = tl.load(query_ptr + tile)
     start = tl.load(query_start_ptr + request)
@@ -106,6 +132,9 @@ def _attend(
     position = first_position + row // GROUP
     end = tl.minimum(first_position + ROWS // GROUP, seq_len)
     begin = tl.maximum(first_position - window + 1, 0) // KEYS * KEYS
+    if IN_SPLITS:
+        begin = tl.maximum(begin, split * SPLIT)
+        end = tl.minimum(end, (split + 1) * SPLIT)
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     out = tl.zeros([ROWS, PADDED_DIM], tl.float32)
@@ -132,7 +161,73 @@ def _attend(
         v = tl.load(values_at, mask=exists[:, None] & in_dim[None, :], other=0.0).to(DOT)
         out = out * correction[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
 
-    out = out / tl.where(is_row, total, 1.0)[:, None]
+    if IN_SPLITS:
+        if begin < end:
+            part = (tile * tl.num_programs(1) + kv_head) * tl.num_programs(2) + split
+            part_row = part.to(tl.int64) * USED_ROWS + row
+            tl.store(parts_ptr + part_row[:, None] * HEAD_DIM + dim[None, :], out, mask=row_mask)
+            tl.store(sums_ptr + part_row * 2, highest, mask=is_row)
+            tl.store(sums_ptr + part_row * 2 + 1, total, mask=is_row)
+    else:
+        # A row that pads a batch has no key at all.
+        out = out / tl.where(total > 0, total, 1.0)[:, None]
+        tl.store(out_ptr + row_offset[:, None] + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=row_mask)
+
+
+@triton.jit
+def _join_splits(
+    parts_ptr,
+    sums_ptr,
+    out_ptr,
+    request_ptr,
+    query_ptr,
+    query_start_ptr,
+    seq_lens_ptr,
+    window,
+    num_splits,
+    NUM_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    USED_ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLIT: tl.constexpr,
+):
+    """The parts of a tile, as if its keys had been walked in one go; the same tiles and rows as in _attend."""
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    request = tl.load(request_ptr + tile)
+    first_query = tl.load(query_ptr + tile)
+    start = tl.load(query_start_ptr + request)
+    query_len = tl.load(query_start_ptr + request + 1) - start
+    seq_len = tl.load(seq_lens_ptr + request)
+    row = tl.arange(0, ROWS)
+    dim = tl.arange(0, PADDED_DIM)
+    query = first_query + row // GROUP
+    is_row = (row < ROWS // GROUP * GROUP) & (query < query_len)
+    row_mask = is_row[:, None] & (dim < HEAD_DIM)[None, :]
+    first_position = seq_len - query_len + first_query
+    end = tl.minimum(first_position + ROWS // GROUP, seq_len)
+    begin = tl.maximum(first_position - window + 1, 0) // KEYS * KEYS
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    out = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    for split in range(begin // SPLIT, tl.cdiv(end, SPLIT)):
+        part = (tile * tl.num_programs(1) + kv_head) * num_splits + split
+        part_row = part.to(tl.int64) * USED_ROWS + row
+        part_highest = tl.load(sums_ptr + part_row * 2, mask=is_row, other=float("-inf"))
+        part_total = tl.load(sums_ptr + part_row * 2 + 1, mask=is_row, other=0.0)
+        part_out = tl.load(parts_ptr + part_row[:, None] * HEAD_DIM + dim[None, :], mask=row_mask, other=0.0)
+        new_highest = tl.maximum(highest, part_highest)
+        reference = tl.where(new_highest == float("-inf"), 0.0, new_highest)
+        correction = tl.exp2(highest - reference)
+        weight = tl.exp2(part_highest - reference)
+        highest = new_highest
+        total = total * correction + part_total * weight
+        out = out * correction[:, None] + part_out * weight[:, None]
+    out = out / tl.where(total > 0, total, 1.0)[:, None]
+    row_offset = ((start + query) * NUM_HEADS + kv_head * GROUP + row % GROUP) * HEAD_DIM
     tl.store(out_ptr + row_offset[:, None] + dim[None, :], out.to(out_ptr.dtype.element_ty), mask=row_mask)
 
 
@@ -148,12 +243,32 @@ def paged_attention(
     q_THD = q_THD.contiguous()
     num_tokens, num_heads, head_dim = q_THD.shape
     _, num_kv_heads, _, _, block_size, _ = kv_cache.shape
+    group = num_heads // num_kv_heads
     out_TX = torch.empty(num_tokens, num_heads * head_dim, dtype=q_THD.dtype, device=q_THD.device)
+    window = spec.sliding_window or _NO_WINDOW
     for tile in tiles:
-        _attend[(tile.request_N.shape[0], num_kv_heads)](
+        num_tiles = tile.request_N.shape[0]
+        shape = {
+            "NUM_HEADS": num_heads,
+            "GROUP": group,
+            "HEAD_DIM": head_dim,
+            "PADDED_DIM": padded(head_dim, 16),
+            "ROWS": tile.rows,
+            "USED_ROWS": tile.used_rows,
+            "KEYS": _KEYS,
+            "SPLIT": _SPLIT,
+        }
+        parts = sums = out_TX
+        if tile.num_splits > 1:
+            num_rows = num_tiles * num_kv_heads * tile.num_splits * tile.used_rows
+            parts = torch.empty(num_rows, head_dim, dtype=torch.float32, device=q_THD.device)
+            sums = torch.empty(num_rows, 2, dtype=torch.float32, device=q_THD.device)
+        _attend[(num_tiles, num_kv_heads, tile.num_splits)](
             q_THD,
             kv_cache,
             out_TX,
+            parts,
+            sums,
             metadata.block_tables_RP,
             tile.request_N,
             tile.query_N,
@@ -165,14 +280,23 @@ def paged_attention(
             layer * kv_cache.stride(2),
             kv_cache.stride(3),
             spec.scale * math.log2(math.e),
-            spec.sliding_window or _NO_WINDOW,
-            NUM_HEADS=num_heads,
-            GROUP=num_heads // num_kv_heads,
+            window,
             BLOCK_SIZE=block_size,
-            HEAD_DIM=head_dim,
-            PADDED_DIM=padded(head_dim, 16),
-            ROWS=tile.rows,
-            KEYS=_KEYS,
+            IN_SPLITS=tile.num_splits > 1,
             DOT=dot_dtype(kv_cache.dtype),
+            **shape,
         )
+        if tile.num_splits > 1:
+            _join_splits[(num_tiles, num_kv_heads)](
+                parts,
+                sums,
+                out_TX,
+                tile.request_N,
+                tile.query_N,
+                metadata.query_start_R1,
+                metadata.seq_lens_R,
+                window,
+                tile.num_splits,
+                **shape,
+            )
     return out_TX

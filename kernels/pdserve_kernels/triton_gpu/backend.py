@@ -18,9 +18,9 @@ from pdserve_kernels.triton_gpu.norm import rms_norm
 from pdserve_kernels.triton_gpu.rope import rope_and_write_kv
 
 if TYPE_CHECKING:
-    from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights
+    from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights, Plan
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class TritonPlan:
     metadata: AttentionMetadata
     spec: AttentionSpec
     kv_cache: torch.Tensor
@@ -48,6 +48,8 @@ class TritonBackend:
     def __init__(self) -> None:
         if not is_interpreted() and not torch.cuda.is_available():
             raise NoTriton("torch sees no CUDA device")
+
+    graph_safe = True
 
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)
@@ -88,19 +90,19 @@ class TritonBackend:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return rms_norm(x_TE, weight_E, eps, residual_TE)
 
-    def plan(self, metadata: AttentionMetadata, spec: AttentionSpec, kv_cache: torch.Tensor) -> _Plan:
+    def plan(self, metadata: AttentionMetadata, spec: AttentionSpec, kv_cache: torch.Tensor) -> Plan:
         group = spec.num_heads // spec.num_kv_heads
-        return _Plan(metadata, spec, kv_cache, make_tiles(metadata.query_lens, group, kv_cache))
+        return TritonPlan(metadata, spec, kv_cache, make_tiles(metadata.query_lens, metadata.seq_lens, group, kv_cache))
 
     def rope_and_write_kv(
         self,
         qkv: torch.Tensor,
         layer: int,
-        plan: _Plan,
+        plan: Plan,
         q_norm_D: torch.Tensor | None = None,
         k_norm_D: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return rope_and_write_kv(qkv, plan.kv_cache, layer, plan.metadata, plan.spec, q_norm_D, k_norm_D)
 
-    def paged_attention(self, q_THD: torch.Tensor, layer: int, plan: _Plan) -> torch.Tensor:
+    def paged_attention(self, q_THD: torch.Tensor, layer: int, plan: Plan) -> torch.Tensor:
         return paged_attention(q_THD, plan.kv_cache, layer, plan.metadata, plan.spec, plan.tiles)

@@ -76,6 +76,8 @@ def _norm_rotate_write(
             row += value_offset + (head - NUM_HEADS - NUM_KV_HEADS) * head_stride
         else:
             row += (head - NUM_HEADS) * head_stride
+        # A token that pads a batch has no place: it writes nothing.
+        mask = mask & (slot >= 0)
         tl.store(cache_ptr + row + dim, first, mask=mask)
         tl.store(cache_ptr + row + HALF_DIM + dim, second, mask=mask)
 

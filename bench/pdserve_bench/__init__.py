@@ -7,6 +7,7 @@ it measures from outside, as any client.
     main.py        from parsed flags to an exit code
     serve/         pdserve bench serve: load over HTTP
     kernels/       pdserve bench kernels: operations and steps against the floor
+    router/        pdserve bench router: the router by itself
     stats.py       distributions
     tables.py      a table as a value
     reports.py     JSON, PNG and HTML files

@@ -28,6 +28,16 @@ examples:
   pdserve bench kernels
   taskset -c 0 pdserve bench kernels --batch-sizes 1 16 --prefill-lens 512 --json kernels.json --plot kernels.html
 """
+_ROUTER = """\
+Measures the router by itself: it runs on one core, in front of a prefill and a decode node that have no model and
+answer at once with tokens of a real tokenizer; they and a client that only counts share another core. Prints streamed
+tokens and plain requests per second, and the router's processor time per 1,000 chunks and per request.
+"""
+_ROUTER_EPILOG = """\
+examples:
+  pdserve bench router
+  pdserve bench router --concurrency 16 --step-ms 20 --json router.json
+"""
 
 
 def add_bench(commands: Any) -> None:
@@ -36,6 +46,7 @@ def add_bench(commands: Any) -> None:
     benchmarks = bench.add_subparsers(dest="benchmark", required=True, metavar="BENCHMARK", title="benchmarks")
     _add_serve(benchmarks)
     _add_kernels(benchmarks)
+    _add_router(benchmarks)
 
 
 def _add_serve(benchmarks: Any) -> None:
@@ -147,10 +158,26 @@ def _add_kernels(benchmarks: Any) -> None:
     _add_outputs(kernels)
 
 
+def _add_router(benchmarks: Any) -> None:
+    router = _sub(benchmarks, "router", "what the router itself costs", _ROUTER, _ROUTER_EPILOG)
+    add = router.add_argument
+    add("--model", default="smollm2", help="whose tokenizer is used (default: %(default)s)")
+    add("--router-core", type=int, metavar="N", help="core of the router (default: the first that may be used)")
+    add("--concurrency", type=int, default=64, metavar="N", help="connections (default: %(default)s)")
+    add("--output-len", type=int, default=128, metavar="N", help="tokens of a stream (default: %(default)s)")
+    add("--step-ms", type=float, default=20.0, metavar="MS", help="of the paced nodes (default: %(default)g)")
+    add("--seconds", type=float, default=5.0, metavar="S", help="of each load (default: %(default)g)")
+    _add_label_and_json(router)
+
+
 def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    _add_label_and_json(parser)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture (.png), or one and tables (.html)")
+
+
+def _add_label_and_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--label", default="", help="names the run in what is printed and written")
     parser.add_argument("--json", type=Path, metavar="FILE", help="writes the result as JSON")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="writes a picture (.png), or one and tables (.html)")
 
 
 def _sub(subparsers: Any, name: str, text: str, description: str, epilog: str) -> argparse.ArgumentParser:

@@ -29,6 +29,11 @@ def run_bench(args: argparse.Namespace, *, console: Console, log: Console) -> in
         from pdserve_bench.serve.run import bench_serve
 
         return bench_serve(serve_options(args), console=console, log=log)
+    if args.benchmark == "router":
+        from pdserve_bench.router.options import router_options
+        from pdserve_bench.router.run import bench_router
+
+        return bench_router(router_options(args), console=console, log=log)
     from pdserve_bench.kernels.options import kernels_options
     from pdserve_bench.kernels.run import bench_kernels
 

@@ -20,4 +20,4 @@ def test_every_command_exists(line: str) -> None:
 
 
 def test_every_benchmark_is_there() -> None:
-    assert all(any(f"pdserve bench {name}" in line for line in LINES) for name in ("serve", "kernels"))
+    assert all(any(f"pdserve bench {name}" in line for line in LINES) for name in ("serve", "kernels", "router"))

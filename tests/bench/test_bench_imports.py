@@ -16,6 +16,16 @@ FLAGS = {
         *("--num-prompts", "--warmup", "--input-len", "--output-len", "--prompts", "--tokenizer-vocab"),
         *("--temperature", "--seed", "--timeout", "--slo", "--watch-pid", "--label", "--json", "--plot"),
     },
+    "router": {
+        "--model",
+        "--router-core",
+        "--concurrency",
+        "--output-len",
+        "--step-ms",
+        "--seconds",
+        "--label",
+        "--json",
+    },
     "kernels": {
         *("--model", "--dtype", "--backend", "--baseline", "--threads", "--batch-sizes", "--context"),
         *("--prefill-lens", "--repetitions", "--label", "--json", "--plot"),

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "landing.h"
 
 /* Reads `format`, a letter an argument, i for int64_t and d for double, into what follows. 0, with an exception set, if
  * it fails. */
@@ -242,6 +243,42 @@ METHOD(read_bandwidth)
     return PyFloat_FromDouble(found);
 }
 
+METHOD(digest)
+{
+    int64_t from, bytes;
+    READ("ii", &from, &bytes);
+    if (bytes < DIGEST_MIN)
+        return refused("too few bytes for this digest");
+    uint8_t out[DIGEST_BYTES];
+    Py_BEGIN_ALLOW_THREADS
+    digest((const void *)from, bytes, out);
+    Py_END_ALLOW_THREADS
+    return PyBytes_FromStringAndSize((const char *)out, DIGEST_BYTES);
+}
+
+METHOD(copy_digest)
+{
+    int64_t from, to, bytes;
+    READ("iii", &from, &to, &bytes);
+    if (bytes < DIGEST_MIN)
+        return refused("too few bytes for this digest");
+    uint8_t out[DIGEST_BYTES];
+    Py_BEGIN_ALLOW_THREADS
+    copy_digest((const void *)from, (void *)to, bytes, out);
+    Py_END_ALLOW_THREADS
+    return PyBytes_FromStringAndSize((const char *)out, DIGEST_BYTES);
+}
+
+METHOD(convert_rows)
+{
+    int64_t rows;
+    READ("i", &rows);
+    Py_BEGIN_ALLOW_THREADS
+    convert_rows((const rows_t *)rows);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 #define ENTRY(name) {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL, NULL}
 
 static PyMethodDef methods[] = {
@@ -263,6 +300,9 @@ static PyMethodDef methods[] = {
     ENTRY(log_probability),
     ENTRY(first_tokens),
     ENTRY(read_bandwidth),
+    ENTRY(digest),
+    ENTRY(copy_digest),
+    ENTRY(convert_rows),
     {NULL, NULL, 0, NULL},
 };
 

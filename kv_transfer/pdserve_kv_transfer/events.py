@@ -55,13 +55,17 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class Landed:
-    """One landing pass is over: ``ok`` positions are verified and in the cache, ``bad`` ones are not."""
+    """One landing pass is over: ``ok`` positions are verified and in the cache, ``bad`` ones are not.
+
+    ``num_bytes`` of verified blocks, as they came; ``seconds``: how long the pass took.
+    """
 
     peer: str
     id: str
     ok: frozenset[int]
     bad: frozenset[int]
     num_bytes: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

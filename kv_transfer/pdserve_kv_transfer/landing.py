@@ -1,6 +1,7 @@
-"""The landing zone: memory that one peer may write, and the pass that takes verified blocks out of it.
+"""The landing zone: memory that one peer may write.
 
-Knows bytes only. What may be written when is the Receiver's business; who can reach the memory is the connector's.
+Knows bytes only. What may be written when is the Receiver's business; who can reach the memory is the connector's; what
+is taken out of it, and how it is verified, is the codec's.
 
 Letters: S slots of the region, B bytes of a block.
 """
@@ -11,8 +12,6 @@ import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from pdserve_kv_transfer.digest import block_digest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,17 +35,9 @@ class LandingZone:
     def slot_bytes(self) -> int:
         return int(self.memory_SB.shape[1])
 
-    def land(self, slot: int, digest: bytes, block_B: npt.NDArray[np.uint8], scratch_B: npt.NDArray[np.uint8]) -> bool:
-        """Copies the slot into ``block_B`` if the bytes are those that were sent; otherwise leaves it alone.
-
-        The digest is taken of a private copy, made in ``scratch_B``, and the copy is what is used: a peer that still
-        writes into the slot cannot change bytes between check and use.
-        """
-        np.copyto(scratch_B, self.memory_SB[slot])
-        if block_digest(scratch_B) != digest:
-            return False
-        np.copyto(block_B, scratch_B)
-        return True
+    @property
+    def num_bytes(self) -> int:
+        return int(self.memory_SB.nbytes)
 
     def abandon(self) -> None:
         """Gives the pages back. The addresses stay reserved as long as this object lives: late writes hit nothing."""

@@ -1,24 +1,26 @@
 """The mover: one thread that owns the connectors, writes blocks out and takes landed blocks in.
 
 It is told what to do through a queue and answers with events. It sleeps when no write is under way and polls only while
-one is. It knows cache blocks, slots and bytes; which of them belong together is the state machines' business.
+one is. It knows cache blocks and slots; what lies in them is the codec's business, and which of them belong together is
+the state machines'.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 import uuid
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 from pdserve_protocol.handoff import Region
 
+from pdserve_kv_transfer.codec import Lander, Packer, slot_bytes_of
 from pdserve_kv_transfer.connectors import CONNECTORS
-from pdserve_kv_transfer.digest import block_digest
 from pdserve_kv_transfer.errors import ConnectorMissing, RegionTooSmall, TransferError
 from pdserve_kv_transfer.events import (
     Connected,
@@ -32,13 +34,15 @@ from pdserve_kv_transfer.events import (
     Written,
 )
 from pdserve_kv_transfer.landing import LandingZone
+from pdserve_kv_transfer.staging import Staging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from pdserve_kv_transfer.cache_memory import Cache
     from pdserve_kv_transfer.connector import Connector, SourceConnector, TargetConnector
+    from pdserve_kv_transfer.spans import CopyRun
+    from pdserve_kv_transfer.wire import Wire
 
 DEFAULT_REGION_BYTES = 64 << 20
 MIN_SLOTS = 4
@@ -50,13 +54,23 @@ CLOSE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """A write under way."""
+    """A write under way. ``tags``: position -> tag; ``rows`` of the staging that it reads."""
 
-    connector: str
     handle: int
     peer: str
     id: str
-    digests: Mapping[int, bytes]
+    tags: Mapping[int, bytes]
+    rows: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    """Where writes to a peer come from. ``waiting``: (id, position, block, slot) for which there is no staging yet."""
+
+    source: SourceConnector
+    packer: Packer
+    staging: Staging | None
+    waiting: deque[tuple[str, int, int, int]] = field(default_factory=deque)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,36 +78,42 @@ class _OpenRegion:
     name: str
     connector: str
     zone: LandingZone
+    lander: Lander
 
 
 class Mover:
     """Commands return at once; each is carried out in order and answered by ``post(event)`` on the mover's thread.
 
-    ``cache_NB`` is the engine's KV cache as bytes, uint8 [num_blocks, block_bytes], contiguous. ``peer`` is an opaque
-    key: fresh for each connection, and the same for a region until it is fenced.
+    ``cache_NB`` is the engine's KV cache as bytes, uint8 [num_blocks, block_bytes], contiguous, or on a device, where
+    blocks travel by way of staging. ``peer`` is an opaque key: fresh for each connection, and the same for a region
+    until it is fenced. ``secret`` is the cluster key.
+
+    Attributes:
+        regions_abandoned, bytes_abandoned: fenced regions, whose addresses stay reserved.
     """
 
     def __init__(
         self,
-        cache_NB: npt.NDArray[np.uint8],
+        cache_NB: Cache,
         post: Callable[[MoverEvent], None],
         *,
         connectors: Mapping[str, Connector] | None = None,
         region_bytes: int = DEFAULT_REGION_BYTES,
+        secret: str | None = None,
     ) -> None:
-        block_bytes = int(cache_NB.shape[1])
-        self._num_slots = region_bytes // block_bytes
-        if self._num_slots < MIN_SLOTS:
-            raise RegionTooSmall(region_bytes, block_bytes, MIN_SLOTS)
+        self._region_bytes = region_bytes
         self._cache_NB = cache_NB
-        self._block_bytes = block_bytes
-        self._scratch_B = np.empty(block_bytes, dtype=np.uint8)
+        self._slots_of(None)
+        self._secret = secret
+        self.regions_abandoned = 0
+        self.bytes_abandoned = 0
         self._post = post
         self._connectors = CONNECTORS if connectors is None else connectors
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sources: dict[str, SourceConnector] = {}
         self._targets: dict[str, TargetConnector] = {}
-        self._connections: dict[str, str] = {}
+        self._stagings: dict[tuple[str, int], Staging] = {}
+        self._connections: dict[str, _Connection] = {}
         self._regions: dict[str, _OpenRegion] = {}
         self._fenced: list[LandingZone] = []
         self._flights: deque[_Flight] = deque()
@@ -116,28 +136,28 @@ class Mover:
         except TimeoutError as error:
             raise ConnectorMissing(connector, f"not ready within {PREPARE_S:g} s") from error
 
-    def open_region(self, peer: str, connector: str) -> None:
-        """Answered by RegionOpened or RegionFailed."""
-        self._commands.put(lambda: self._do_open_region(peer, connector))
+    def open_region(self, peer: str, connector: str, wire: Wire | None = None) -> None:
+        """Answered by RegionOpened or RegionFailed. Without a wire blocks travel as they are in both caches."""
+        self._commands.put(lambda: self._do_open_region(peer, connector, wire))
 
     def fence(self, peer: str) -> None:
         """Makes the peer's region unreachable, if there is one."""
         self._commands.put(lambda: self._do_fence(peer))
 
-    def connect(self, peer: str, connector: str, region: Region) -> None:
+    def connect(self, peer: str, connector: str, region: Region, wire: Wire | None = None) -> None:
         """Answered by Connected or ConnectFailed."""
-        self._commands.put(lambda: self._do_connect(peer, connector, region))
+        self._commands.put(lambda: self._do_connect(peer, connector, region, wire))
 
     def disconnect(self, peer: str) -> None:
         """Gives up the peer's writes under way, each answered by WriteFailed, and forgets the peer."""
         self._commands.put(lambda: self._do_disconnect(peer))
 
     def write(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int]]) -> None:
-        """(position, block, slot) each; answered by one Written or WriteFailed. Until then the blocks must stay."""
+        """(position, block, slot) each; each answered once, in a Written or a WriteFailed. Until then it must stay."""
         self._commands.put(lambda: self._do_write(peer, id, pieces))
 
-    def land(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int, bytes]]) -> None:
-        """(position, slot, block, digest) each; answered by one Landed."""
+    def land(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int | Sequence[CopyRun], bytes]]) -> None:
+        """(position, slot, block or runs of its tokens, tag) each; answered by one Landed."""
         self._commands.put(lambda: self._do_land(peer, id, pieces))
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
@@ -177,19 +197,20 @@ class Mover:
         for _ in range(len(self._flights)):
             flight = self._flights.popleft()
             try:
-                ended = self._sources[flight.connector].poll(flight.handle)
+                if not self._connections[flight.peer].source.poll(flight.handle):
+                    self._flights.append(flight)
+                    continue
+                self._post(Written(flight.peer, flight.id, flight.tags))
             except TransferError as error:
-                self._post(WriteFailed(flight.peer, flight.id, frozenset(flight.digests), str(error)))
-                any_ended = True
-                continue
-            if not ended:
-                self._flights.append(flight)
-                continue
-            self._post(Written(flight.peer, flight.id, flight.digests))
+                self._post(WriteFailed(flight.peer, flight.id, frozenset(flight.tags), str(error)))
             any_ended = True
+            self._give_back(flight)
         return any_ended
 
     def _source(self, name: str) -> SourceConnector:
+        """Over the cache itself, or over staging where the cache is out of the connector's reach."""
+        if not isinstance(self._cache_NB, np.ndarray):
+            return self._staging(name, slot_bytes_of(self._cache_NB, None)).source
         if name not in self._sources:
             self._sources[name] = self._connector(name).source(self._cache_NB)
         return self._sources[name]
@@ -213,16 +234,32 @@ class Mover:
         else:
             made.set_result(None)
 
-    def _do_open_region(self, peer: str, connector: str) -> None:
-        zone = LandingZone(self._num_slots, self._block_bytes)
+    def _staging(self, connector: str, row_bytes: int) -> Staging:
+        key = (connector, row_bytes)
+        if key not in self._stagings:
+            self._stagings[key] = Staging(row_bytes, self._connector(connector).source)
+            if not isinstance(self._cache_NB, np.ndarray):
+                self._cache_NB.pin(self._stagings[key].memory_SB)
+        return self._stagings[key]
+
+    def _slots_of(self, wire: Wire | None) -> int:
+        slot_bytes = slot_bytes_of(self._cache_NB, wire)
+        num_slots = self._region_bytes // slot_bytes
+        if num_slots < MIN_SLOTS:
+            raise RegionTooSmall(self._region_bytes, slot_bytes, MIN_SLOTS)
+        return num_slots
+
+    def _do_open_region(self, peer: str, connector: str, wire: Wire | None) -> None:
         name = f"region-{uuid.uuid4().hex}"
         try:
+            lander = Lander(self._cache_NB, wire, name, self._secret)
+            zone = LandingZone(self._slots_of(wire), lander.slot_bytes)
             metadata = self._target(connector).open_region(name, zone.memory_SB)
         except TransferError as error:
             self._post(RegionFailed(peer, str(error)))
             return
         self._do_fence(peer)
-        self._regions[peer] = _OpenRegion(name, connector, zone)
+        self._regions[peer] = _OpenRegion(name, connector, zone, lander)
         region = Region(name=name, num_slots=zone.num_slots, slot_bytes=zone.slot_bytes, metadata=metadata)
         self._post(RegionOpened(peer, region))
 
@@ -233,53 +270,102 @@ class Mover:
         self._targets[region.connector].fence(region.name)
         region.zone.abandon()
         self._fenced.append(region.zone)
+        self.regions_abandoned += 1
+        self.bytes_abandoned += region.zone.num_bytes
 
-    def _do_connect(self, peer: str, connector: str, region: Region) -> None:
+    def _do_connect(self, peer: str, connector: str, region: Region, wire: Wire | None) -> None:
         try:
-            self._source(connector).connect(peer, region)
+            packer = Packer(self._cache_NB, wire, region.name, self._secret)
+            staging = self._staging(connector, packer.slot_bytes) if packer.is_staged else None
+            source = staging.source if staging is not None else self._source(connector)
+            source.connect(peer, region)
         except TransferError as error:
             self._post(ConnectFailed(peer, str(error)))
             return
-        self._connections[peer] = connector
+        self._connections[peer] = _Connection(source, packer, staging)
         self._post(Connected(peer))
 
     def _do_disconnect(self, peer: str) -> None:
-        connector = self._connections.pop(peer, None)
-        if connector is None:
+        connection = self._connections.get(peer)
+        if connection is None:
             return
-        source = self._sources[connector]
-        kept: deque[_Flight] = deque()
-        for flight in self._flights:
+        flights, self._flights = self._flights, deque()
+        for flight in flights:
             if flight.peer != peer:
-                kept.append(flight)
+                self._flights.append(flight)
                 continue
-            source.abandon(flight.handle)
-            self._post(WriteFailed(peer, flight.id, frozenset(flight.digests), "disconnected"))
-        self._flights = kept
-        source.disconnect(peer)
+            connection.source.abandon(flight.handle)
+            self._post(WriteFailed(peer, flight.id, frozenset(flight.tags), "disconnected"))
+            self._give_back(flight, goes_on=False)
+        for id, position, _, _ in connection.waiting:
+            self._post(WriteFailed(peer, id, frozenset({position}), "disconnected"))
+        del self._connections[peer]
+        connection.source.disconnect(peer)
+        self._write_waiting()
 
     def _do_write(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int]]) -> None:
-        connector = self._connections.get(peer)
-        if connector is None:
+        connection = self._connections.get(peer)
+        if connection is None:
             self._post(WriteFailed(peer, id, frozenset(piece[0] for piece in pieces), "not connected"))
             return
-        # Before the write: whatever happens to the block meanwhile shows as a mismatch at the receiver.
-        digests = {position: block_digest(self._cache_NB[block]) for position, block, _ in pieces}
-        try:
-            handle = self._sources[connector].write(peer, [(block, slot) for _, block, slot in pieces])
-        except TransferError as error:
-            self._post(WriteFailed(peer, id, frozenset(digests), str(error)))
+        if connection.staging is not None:
+            connection.waiting.extend((id, *piece) for piece in pieces)
+            self._write_waiting()
             return
-        self._flights.append(_Flight(connector, handle, peer, id, digests))
+        tags = {position: connection.packer.pack(block, id, position, None) for position, block, _ in pieces}
+        self._start(connection, peer, id, tags, [(block, slot) for _, block, slot in pieces])
 
-    def _do_land(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int, bytes]]) -> None:
+    def _write_waiting(self) -> None:
+        """Packs and writes what waits for staging, as far as there is any."""
+        for peer, connection in self._connections.items():
+            staging = connection.staging
+            while staging is not None and connection.waiting and staging.num_free:
+                id = connection.waiting[0][0]
+                tags: dict[int, bytes] = {}
+                pieces: list[tuple[int, int]] = []
+                while staging.num_free and connection.waiting and connection.waiting[0][0] == id:
+                    _, position, block, slot = connection.waiting.popleft()
+                    row = staging.take()
+                    tags[position] = connection.packer.pack(block, id, position, staging.memory_SB[row])
+                    pieces.append((row, slot))
+                self._start(connection, peer, id, tags, pieces, [row for row, _ in pieces])
+
+    def _start(
+        self,
+        connection: _Connection,
+        peer: str,
+        id: str,
+        tags: Mapping[int, bytes],
+        pieces: Sequence[tuple[int, int]],
+        rows: Sequence[int] = (),
+    ) -> None:
+        try:
+            handle = connection.source.write(peer, pieces)
+        except TransferError as error:
+            self._post(WriteFailed(peer, id, frozenset(tags), str(error)))
+            if connection.staging is not None:
+                connection.staging.give_back(rows)
+            return
+        self._flights.append(_Flight(handle, peer, id, tags, rows))
+
+    def _give_back(self, flight: _Flight, *, goes_on: bool = True) -> None:
+        """Frees the staging of a write that has ended."""
+        staging = self._connections[flight.peer].staging
+        if staging is not None:
+            staging.give_back(flight.rows)
+            if goes_on:
+                self._write_waiting()
+
+    def _do_land(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int | Sequence[CopyRun], bytes]]) -> None:
         region = self._regions.get(peer)
+        began = time.perf_counter()
         ok: set[int] = set()
         bad: set[int] = set()
-        for position, slot, block, digest in pieces:
-            verified = region is not None and region.zone.land(slot, digest, self._cache_NB[block], self._scratch_B)
+        for position, slot, target, tag in pieces:
+            verified = region is not None and region.lander.land(region.zone.memory_SB[slot], tag, id, position, target)
             (ok if verified else bad).add(position)
-        self._post(Landed(peer, id, frozenset(ok), frozenset(bad), len(ok) * self._block_bytes))
+        num_bytes = len(ok) * region.zone.slot_bytes if region is not None else 0
+        self._post(Landed(peer, id, frozenset(ok), frozenset(bad), num_bytes, time.perf_counter() - began))
 
     def _do_close(self) -> None:
         self._closing = True
@@ -289,7 +375,7 @@ class Mover:
             self._do_disconnect(peer)
         for peer in list(self._regions):
             self._do_fence(peer)
-        for source in self._sources.values():
+        for source in [*self._sources.values(), *(staging.source for staging in self._stagings.values())]:
             source.close()
         for target in self._targets.values():
             target.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pdserve_protocol.codec import PROTOCOL_VERSION, Message, Record
@@ -9,8 +10,16 @@ from pdserve_protocol.codec import PROTOCOL_VERSION, Message, Record
 Role = Literal["prefill", "decode"]
 
 
+KV_ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+MAX_HEAD_DIM = 1024
+
+
 class KVLayout(Record, frozen=True):
-    """Shape of one KV block, contiguous as [kv_head, layer, K|V, token, dim]."""
+    """Shape of one KV block, one contiguous run.
+
+    Attributes:
+        order: of its axes, the outermost first: G KV heads, L layers, 2 K|V, S tokens, D dimension, which is last.
+    """
 
     block_size: int
     num_layers: int
@@ -18,6 +27,20 @@ class KVLayout(Record, frozen=True):
     head_dim: int
     dtype: str
     block_bytes: int
+    order: str = "GL2SD"
+
+    def fault(self) -> str | None:
+        """What is wrong with a layout that somebody else sent."""
+        sizes = (self.block_size, self.num_layers, self.num_kv_heads, self.head_dim)
+        if min(sizes) < 1 or self.head_dim > MAX_HEAD_DIM:
+            return f"no block has {self}"
+        if self.dtype not in KV_ITEM_BYTES:
+            return f"unknown dtype {self.dtype}"
+        if sorted(self.order) != sorted("GL2SD") or not self.order.endswith("D"):
+            return f"unknown order {self.order}"
+        if self.block_bytes != 2 * math.prod(sizes) * KV_ITEM_BYTES[self.dtype]:
+            return f"{self.block_bytes} bytes are not {self}"
+        return None
 
 
 class NodeIdentity(Record, frozen=True):
@@ -30,6 +53,8 @@ class NodeIdentity(Record, frozen=True):
         numerics: fingerprint of what decides the bits of a result: kernel path and version, dtype.
         digest: name of the digest of landed blocks.
         connectors: names of the KV connectors the node can use, best first.
+        kv_wire_dtype: how numbers of KV travel from and to this node; ``auto``: as the sender caches them.
+        kv_encrypt: blocks are sealed on the way.
     """
 
     boot_id: str
@@ -41,16 +66,36 @@ class NodeIdentity(Record, frozen=True):
     digest: str
     connectors: list[str]
     version: int = PROTOCOL_VERSION
+    kv_wire_dtype: str = "auto"
+    kv_encrypt: bool = False
+
+
+_MUST_AGREE = {
+    "version": "",
+    "model_id": " (configuration, rope or weights)",
+    "tokenizer_id": " (vocabulary, chat template or end ids)",
+    "digest": "",
+    "kv_wire_dtype": "",
+    "kv_encrypt": "",
+}
+_MUST_AGREE_OF_LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
 
 
 def mismatch(ours: NodeIdentity, theirs: NodeIdentity) -> str | None:
-    """Why KV of one node cannot be used by the other, naming the first difference; None where it can."""
-    for name in ("version", "model_id", "tokenizer_id", "digest"):
+    """Why KV of one node cannot be used by the other, naming the first difference; None where it can.
+
+    Unlike block sizes, orders of axes and dtypes are no difference: they are converted when a block lands.
+    """
+    for name, what in _MUST_AGREE.items():
         if getattr(ours, name) != getattr(theirs, name):
-            return f"{name} differs: {getattr(ours, name)} and {getattr(theirs, name)}"
-    for name in KVLayout.__struct_fields__:
+            return f"{name}{what} differs: {getattr(ours, name)} and {getattr(theirs, name)}"
+    for name in _MUST_AGREE_OF_LAYOUT:
         if getattr(ours.layout, name) != getattr(theirs.layout, name):
             return f"KV {name} differs: {getattr(ours.layout, name)} and {getattr(theirs.layout, name)}"
+    for identity in (ours, theirs):
+        fault = identity.layout.fault()
+        if fault is not None:
+            return f"KV layout of a {identity.role} node: {fault}"
     if not set(ours.connectors) & set(theirs.connectors):
         return f"no KV connector in common: {ours.connectors} and {theirs.connectors}"
     return None

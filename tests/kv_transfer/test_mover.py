@@ -24,9 +24,13 @@ from pdserve_kv_transfer.events import (
 )
 from pdserve_kv_transfer.mover import Mover
 from pdserve_kv_transfer.slow import slow
+from pdserve_kv_transfer.wire import agree
+from pdserve_protocol.node import KVLayout
+from support.handoff_world import identity
 from support.movers import WAIT_S, Inbox, cache_of, mover_pair
 
 BLOCK_BYTES = 8192
+LAYOUT = KVLayout(block_size=16, num_layers=4, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=BLOCK_BYTES)
 
 
 @pytest.fixture(params=["loopback", pytest.param("nixl", marks=pytest.mark.slow)])
@@ -191,6 +195,77 @@ def test_idle_agents_take_next_to_no_cpu() -> None:
         with pytest.raises(queue.Empty):
             pair.sent.next(timeout_s=1.0)
         assert time.process_time() - before < 0.02
+
+
+def test_more_is_written_than_staging_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve_kv_transfer.staging.STAGING_BYTES", 0)
+    monkeypatch.setattr("pdserve_kv_transfer.staging.MIN_ROWS", 2)
+    nodes = identity("p", layout=LAYOUT, kv_encrypt=True), identity("d", layout=LAYOUT, kv_encrypt=True)
+    gate = threading.Event()
+    held = {"loopback": slow(CONNECTORS["loopback"], gate=gate.is_set)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=held, wire=agree(*nodes), secret="key") as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 5, 2), (16, 6, 3), (32, 1, 0)])
+        pair.sender.write("d", "r2", [(0, 7, 1)])
+        gate.set()
+        tags: dict[tuple[str, int], bytes] = {}
+        while len(tags) < 4:
+            written = pair.sent.expect(Written)
+            tags.update({(written.id, position): tag for position, tag in written.digests.items()})
+        pair.receiver.land(
+            "p", "r1", [(0, 2, 7, tags["r1", 0]), (16, 3, 3, tags["r1", 16]), (32, 0, 2, tags["r1", 32])]
+        )
+        assert pair.received.expect(Landed).ok == {0, 16, 32}
+        pair.receiver.land("p", "r2", [(0, 1, 9, tags["r1", 0])])
+        assert pair.received.expect(Landed).bad == {0}
+        pair.receiver.land("p", "r2", [(0, 1, 9, tags["r2", 0])])
+        assert pair.received.expect(Landed).ok == {0}
+        assert np.array_equal(pair.target[[7, 3, 2, 9]], pair.source[[5, 6, 1, 7]])
+
+
+def test_a_disconnect_answers_what_waits_for_staging(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve_kv_transfer.staging.STAGING_BYTES", 0)
+    monkeypatch.setattr("pdserve_kv_transfer.staging.MIN_ROWS", 1)
+    nodes = identity("p", layout=LAYOUT, kv_wire_dtype="int8"), identity("d", layout=LAYOUT, kv_wire_dtype="int8")
+    gate = threading.Event()
+    held = {"loopback": slow(CONNECTORS["loopback"], gate=gate.is_set)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=held, wire=agree(*nodes)) as pair:
+        pair.connect()
+        pair.connect(peer="p2", key="d2")
+        pair.sender.write("d", "r1", [(0, 5, 2), (16, 6, 3)])
+        pair.sender.write("d2", "r2", [(0, 1, 0)])
+        pair.sender.disconnect("d")
+        failed = {p for _ in range(2) for p in pair.sent.expect(WriteFailed).positions}
+        assert failed == {0, 16}
+        gate.set()
+        # The staging of what was given up serves the other peer.
+        assert pair.sent.expect(Written).id == "r2"
+
+
+@pytest.mark.parametrize("wire_dtype", ["auto", "int8"])
+def test_a_sealed_wire_over_every_connector(connector: str, wire_dtype: str) -> None:
+    common = {"kv_encrypt": True, "kv_wire_dtype": wire_dtype}
+    wire = agree(identity("p", layout=LAYOUT, **common), identity("d", layout=LAYOUT, **common))
+    with mover_pair(connector, BLOCK_BYTES, wire=wire, secret="key") as pair:
+        pair.connect()
+        pair.sender.write("d", "r1", [(0, 5, 2)])
+        tags = pair.sent.expect(Written).digests
+        pair.receiver.land("p", "r1", [(0, 2, 7, tags[0])])
+        landed = pair.received.expect(Landed)
+        assert (landed.ok, landed.num_bytes) == ({0}, wire.slot_bytes)
+        assert pair.target[7].any()
+        if wire_dtype == "auto":
+            assert np.array_equal(pair.target[7], pair.source[5])
+
+
+def test_abandoned_regions_are_counted() -> None:
+    with mover_pair("loopback", BLOCK_BYTES) as pair:
+        region = pair.open_region()
+        pair.receiver.fence("p")
+        pair.receiver.open_region("p2", "carrier-pigeon")
+        pair.received.expect(RegionFailed)
+        assert pair.receiver.regions_abandoned == 1
+        assert pair.receiver.bytes_abandoned == region.num_slots * region.slot_bytes
 
 
 def test_connected_before_any_write() -> None:

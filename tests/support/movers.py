@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from pdserve_kv_transfer.events import Connected, RegionOpened
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from pdserve_kv_transfer.connector import Connector
+    from pdserve_kv_transfer.wire import Wire
     from pdserve_protocol.handoff import Region
 
 E = TypeVar("E")
@@ -53,34 +54,46 @@ class Inbox:
 class MoverPair:
     """A sender with random blocks and a receiver with zeros."""
 
-    def __init__(self, connector: str, block_bytes: int, connectors: Mapping[str, Connector] | None) -> None:
+    def __init__(
+        self,
+        connector: str,
+        block_bytes: int,
+        connectors: Mapping[str, Connector] | None,
+        wire: Wire | None = None,
+        secret: str | None = None,
+    ) -> None:
         self.connector = connector
+        self.wire = wire
         self.source = cache_of(NUM_BLOCKS, block_bytes, seed=1)
         self.target = cache_of(NUM_BLOCKS, block_bytes)
         self.sent = Inbox()
         self.received = Inbox()
-        region_bytes = 4 * block_bytes
-        self.sender = Mover(self.source, self.sent.put, connectors=connectors, region_bytes=region_bytes)
-        self.receiver = Mover(self.target, self.received.put, connectors=connectors, region_bytes=region_bytes)
+        common: dict[str, Any] = {"connectors": connectors, "region_bytes": 4 * block_bytes, "secret": secret}
+        self.sender = Mover(self.source, self.sent.put, **common)
+        self.receiver = Mover(self.target, self.received.put, **common)
 
     def open_region(self, peer: str = "p") -> Region:
-        self.receiver.open_region(peer, self.connector)
+        self.receiver.open_region(peer, self.connector, self.wire)
         return self.received.expect(RegionOpened).region
 
     def connect(self, peer: str = "p", key: str = "d") -> Region:
         """A region for ``peer``, and the sender connected to it as ``key``."""
         region = self.open_region(peer)
-        self.sender.connect(key, self.connector, region)
+        self.sender.connect(key, self.connector, region, self.wire)
         self.sent.expect(Connected)
         return region
 
 
 @contextlib.contextmanager
 def mover_pair(
-    connector: str, block_bytes: int, connectors: Mapping[str, Connector] | None = None
+    connector: str,
+    block_bytes: int,
+    connectors: Mapping[str, Connector] | None = None,
+    wire: Wire | None = None,
+    secret: str | None = None,
 ) -> Iterator[MoverPair]:
     configure_ucx("127.0.0.1")
-    pair = MoverPair(connector, block_bytes, connectors)
+    pair = MoverPair(connector, block_bytes, connectors, wire, secret)
     try:
         yield pair
     finally:

@@ -6,6 +6,7 @@ The right tokens are known beforehand: from the oracle, or from the same request
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections import Counter
@@ -18,6 +19,7 @@ from pdserve_engine.oracle import expected_tokens
 from pdserve_text.files import load_tokenizer_files
 from pdserve_text.tokenizer import Tokenizer
 
+from support.clients import prompt_of
 from support.cluster import Cluster, Process
 
 if TYPE_CHECKING:
@@ -51,13 +53,13 @@ class Ask:
     expected: str
 
 
-def oracle_asks(folder: Path, count: int, seed: int, *, abort_share: float = 0.05) -> Iterator[Ask]:
-    """Prompts of 1 to 400 tokens, some of which begin alike, and answers of 1 to 40 tokens."""
+def oracle_asks(folder: Path, count: int | None, seed: int, *, abort_share: float = 0.05) -> Iterator[Ask]:
+    """Prompts of 1 to 400 tokens, some of which begin alike, and answers of 1 to 40 tokens. Endless without a count."""
     tokenizer = Tokenizer.from_files(load_tokenizer_files(folder))
     rng = random.Random(seed)
     ids, (letter,) = range(3, tokenizer.vocab_size), tokenizer.encode("a", add_special_tokens=False)
     prefixes = [rng.choices(ids, k=rng.choice([16, 33, 100, 250])) for _ in range(8)]
-    for _ in range(count):
+    for _ in itertools.count() if count is None else range(count):
         prompt = rng.choice([[], *prefixes]) + rng.choices(ids, k=rng.choice([0, 1, 14, 15, 16, 40, 90, 150]))
         # A whole character, so that the text of the answer is that of its tokens alone.
         prompt.append(letter)
@@ -70,6 +72,29 @@ def oracle_asks(folder: Path, count: int, seed: int, *, abort_share: float = 0.0
             leaves_after_s=rng.expovariate(10) if rng.random() < abort_share else None,
             expected=tokenizer.decode(token_ids[:end]),
         )
+
+
+def recorded_asks(
+    cluster: Cluster, count: int | None, seed: int, *, abort_share: float = 0.05, num_kinds: int = 60
+) -> Iterator[Ask]:
+    """Greedy and seeded requests whose right answers are those that ``cluster`` gives now, one at a time."""
+    rng = random.Random(seed)
+    common = prompt_of(0, 150)
+    bodies = []
+    for number in range(num_kinds):
+        prompt = prompt_of(number + 1, rng.choice([1, 15, 16, 17, 40, 100, 250]))
+        body = {"prompt": common + prompt if number % 3 == 0 else prompt, "max_tokens": rng.choice([1, 2, 8, 16, 32])}
+        seeded = {"temperature": 0.9, "top_p": 0.95, "seed": number}
+        bodies.append(body | (seeded if number % 2 else {"temperature": 0}))
+    right = [cluster.complete(**body)["choices"][0]["text"] for body in bodies]
+
+    def asks() -> Iterator[Ask]:
+        for _ in itertools.count() if count is None else range(count):
+            number = rng.randrange(num_kinds)
+            leaves_after_s = rng.expovariate(3) if rng.random() < abort_share else None
+            yield Ask(bodies[number], rng.random() < 0.5, leaves_after_s, right[number])
+
+    return asks()
 
 
 @dataclass

@@ -27,6 +27,7 @@ from pdserve_kv_transfer.effects import (
 )
 from pdserve_kv_transfer.events import Landed, RegionFailed, RegionOpened
 from pdserve_kv_transfer.receiver_link import ReceiverLink, ReceiverLinkState
+from pdserve_kv_transfer.spans import copy_runs, positions_to_send
 from pdserve_protocol.outputs import Aborted, Failed, RequestOutput, TransferProof
 from pdserve_protocol.timing import REMEMBER_ENDED_S
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from pdserve_kv_transfer.effects import Effect
     from pdserve_kv_transfer.events import MoverEvent
     from pdserve_kv_transfer.mover import Mover
+    from pdserve_kv_transfer.spans import CopyRun
+    from pdserve_kv_transfer.wire import Wire
     from pdserve_protocol.handoff import PeerMessage
     from pdserve_protocol.node import NodeIdentity
     from pdserve_protocol.requests import ReceiveFrom
@@ -63,11 +66,11 @@ class ReceivePolicy(Protocol):
 
 @dataclass(slots=True)
 class _Incoming:
-    """One hand-off to here. ``landing``: position -> block of landing passes under way."""
+    """One hand-off to here. ``landing``: position -> blocks of landing passes under way."""
 
     request: Request
     link: _Link
-    landing: dict[int, int] = field(default_factory=dict)
+    landing: dict[int, list[int]] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)
@@ -114,8 +117,10 @@ class Receiving:
         self._wanting: deque[str] = deque()
         self._takeovers: dict[str, Takeover] = {}
         self.digest_mismatches = 0
+        self.blocks_resent = 0
         self.blocks_landed = 0
         self.bytes_landed = 0
+        self.landing_s = 0.0
 
     @property
     def num_open(self) -> int:
@@ -135,7 +140,7 @@ class Receiving:
         """A request of ours waits for its KV."""
         link = self._link_from(receive_from.boot_id, now)
         self._incoming[request.request_id] = _Incoming(request, link)
-        self._apply(link, link.machine.expect(request.request_id, now), now)
+        self._apply(link, link.machine.expect(request.request_id, request.num_tokens, now), now)
 
     def abort(self, request_id: str, now: float) -> None:
         """The request has ended here; if its hand-off is open that ends too."""
@@ -150,22 +155,27 @@ class Receiving:
         Who was preempted here comes first: else new hand-offs would take every block that comes free, for ever.
         """
         scheduler = self._core.scheduler
-        while self._wanting and not scheduler.has_preempted:
-            id = self._wanting[0]
+        for id in list(self._wanting):
+            if scheduler.has_preempted:
+                return
             incoming = self._incoming.get(id)
             if incoming is None or id not in scheduler.requests:
-                self._wanting.popleft()
+                self._wanting.remove(id)
+                continue
+            request, machine = incoming.request, incoming.link.machine
+            if machine.wire is None:
+                # The sender has not introduced itself: which positions its blocks have is not known.
                 continue
             assert self._policy is not None, "accepted without a policy"
-            num_blocks = scheduler.kv.blocks_for(incoming.request.num_tokens + 1)
+            num_blocks = scheduler.kv.blocks_for(request.num_tokens + 1)
             if not self._policy.may_grant(num_blocks, scheduler.usage(), scheduler.num_running):
                 return
-            needed = scheduler.reserve(id)
-            if needed is None:
+            request.set_kv_origin(machine.origin)
+            if scheduler.reserve(id) is None:
                 return
-            self._wanting.popleft()
-            positions = [index * self._block_size for index in needed]
-            self._apply(incoming.link, incoming.link.machine.grant(id, positions, now), now)
+            self._wanting.remove(id)
+            positions = positions_to_send(request.num_tokens, request.num_cached_tokens, machine.wire.source.block_size)
+            self._apply(incoming.link, machine.grant(id, positions, now), now)
 
     def takeover(self, request_id: str) -> Takeover | None:
         """What the request's first output has to tell beside its own tokens; once."""
@@ -191,12 +201,13 @@ class Receiving:
                 if link is not None:
                     log.error("no landing region for %s: %s", key, reason)
                     self._apply(link, link.machine.region_failed(reason, now), now)
-            case Landed(id=id, ok=ok, bad=bad, num_bytes=num_bytes):
+            case Landed(id=id, ok=ok, bad=bad, num_bytes=num_bytes, seconds=seconds):
                 landing = self._incoming[id].landing
-                self._core.scheduler.kv.release([landing.pop(position) for position in ok | bad])
+                self._core.scheduler.kv.release([block for position in ok | bad for block in landing.pop(position)])
                 self.digest_mismatches += len(bad)
                 self.blocks_landed += len(ok)
                 self.bytes_landed += num_bytes
+                self.landing_s += seconds
                 link = self._incoming[id].link
                 self._apply(link, link.machine.on_landed(id, ok, bad, now), now)
 
@@ -225,12 +236,13 @@ class Receiving:
                 case Transmit(message=message):
                     if link.route is not None:
                         self._door.send(link.route, message)
-                case NeedRegion(connector=connector):
-                    self._mover.open_region(link.key, connector)
+                case NeedRegion(connector=connector, wire=wire):
+                    self._mover.open_region(link.key, connector, wire)
                 case FenceRegion():
                     self._mover.fence(link.key)
-                case WantBlocks(id=id, num_tokens=num_tokens):
-                    self._want(link, id, num_tokens, now)
+                case WantBlocks(id=id):
+                    self._wanting.append(id)
+                    self.grant_waiting(now)
                 case Land(id=id, pieces=pieces):
                     self._land(link, id, {position: (p.slot, p.digest) for position, p in pieces.items()})
                 case Completed():
@@ -242,33 +254,40 @@ class Receiving:
                 case _:
                     raise AssertionError(f"a receiver link has no effect {effect}")
 
-    def _want(self, link: _Link, id: str, num_tokens: int, now: float) -> None:
-        known = self._incoming[id].request.num_tokens
-        if known != num_tokens:
-            reason = f"the two halves differ: {num_tokens} tokens offered, {known} expected"
-            self._apply(link, link.machine.refuse(id, reason, now), now)
-            return
-        self._wanting.append(id)
-        self.grant_waiting(now)
-
     def _land(self, link: _Link, id: str, pieces: Mapping[int, tuple[int, bytes]]) -> None:
         blocks = self._core.scheduler.block_ids(id)
-        into = {position: blocks[position // self._block_size] for position in pieces}
-        self._core.scheduler.kv.retain(list(into.values()))
-        self._incoming[id].landing.update(into)
-        self._mover.land(
-            link.key, id, [(position, slot, into[position], digest) for position, (slot, digest) in pieces.items()]
+        incoming, wire = self._incoming[id], link.machine.wire
+        assert wire is not None, "something landed from a sender that has not introduced itself"
+        orders: list[tuple[int, int, int | list[CopyRun], bytes]] = []
+        for position, (slot, digest) in pieces.items():
+            target: int | list[CopyRun]
+            if wire.source.block_size == self._block_size:
+                target = blocks[position // self._block_size]
+                into = [target]
+            else:
+                target = [run._replace(target=blocks[run.target]) for run in self._runs(incoming, position, wire)]
+                into = [run.target for run in target]
+            self._core.scheduler.kv.retain(into)
+            incoming.landing[position] = into
+            orders.append((position, slot, target, digest))
+        self._mover.land(link.key, id, orders)
+
+    def _runs(self, incoming: _Incoming, position: int, wire: Wire) -> list[CopyRun]:
+        request = incoming.request
+        return copy_runs(
+            position, wire.source.block_size, self._block_size, request.num_cached_tokens, request.num_tokens
         )
 
     def _complete(self, link: _Link, completed: Completed, now: float) -> None:
         request = self._incoming.pop(completed.id).request
-        # Until single blocks can be sent again, one bad block means that all is computed here.
-        num_computed = request.num_cached_tokens if completed.bad_positions else request.num_tokens
+        # A hole ends the prefix: what has landed beyond it is computed again.
+        num_computed = max(min(completed.bad_positions, default=request.num_tokens), request.num_cached_tokens)
         self._takeovers[completed.id] = Takeover(
             completed, link.machine.connector or "", link.machine.exact, request.num_output_tokens
         )
+        self.blocks_resent += completed.num_resent
         if completed.bad_positions:
-            log.error("request %s: %d blocks arrived corrupt; recomputing", completed.id, len(completed.bad_positions))
+            log.error("request %s: the KV from token %d on did not come right; recomputing", completed.id, num_computed)
         result = self._core.scheduler.kv_arrived(completed.id, completed.final.token_ids, num_computed, now)
         if result is not None:
             self._on_result(result)
@@ -308,4 +327,6 @@ def transfer_proof(takeover: Takeover, request: Request) -> TransferProof:
         transfer_s=timings.transfer_s,
         landing_s=timings.landing_s,
         admission_s=request.admission_s,
+        resent_blocks=takeover.completed.num_resent,
+        mismatches=takeover.completed.num_mismatches,
     )

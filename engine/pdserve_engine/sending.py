@@ -16,6 +16,7 @@ from pdserve_kv_transfer.effects import (
     Connect,
     Ended,
     Failed as HandoffFailed,
+    Granted,
     HandedOver as GivenOver,
     LinkLost,
     Refused,
@@ -231,10 +232,12 @@ class Sending:
             match effect:
                 case Transmit(message=message):
                     self._door.send(link.address, message)
-                case Connect(connector=connector, region=region):
-                    self._mover.connect(link.key, connector, region)
+                case Connect(connector=connector, region=region, wire=wire):
+                    self._mover.connect(link.key, connector, region, wire)
                 case Write(id=id, slots=slots):
                     self._write(link, id, dict(slots))
+                case Granted():
+                    pass
                 case Ended(id=id, outcome=outcome):
                     self._end(id, outcome, now)
                 case LinkLost(reason=reason):

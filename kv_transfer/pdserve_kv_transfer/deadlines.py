@@ -12,10 +12,11 @@ class Deadlines:
     """Seconds.
 
     Attributes:
-        offer_to_grant_s: an offer without an answer fails.
+        offer_to_grant_s: a finished prompt without a grant fails.
         offer_before_half_s: an offer whose request is not here yet is refused.
         no_progress_s: a write that does not end fails, and so does a hand-off after its last Sent while nothing lands.
-        stopped_s: a cancelled sender that has not stopped is fenced off.
+        stopped_s: a cancelled sender that says nothing of it is fenced off; one whose writes are under way and that
+            says so has ``no_progress_s``.
         remember_ended_s: ids are remembered after their end.
         dead_after_s: silence that ends a link.
         state_interval_s: between two States.

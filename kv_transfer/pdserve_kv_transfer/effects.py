@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from pdserve_protocol.handoff import Final, PeerBody, PeerMessage, Region
 
+    from pdserve_kv_transfer.wire import Wire
+
 
 @dataclass(frozen=True, slots=True)
 class HandedOver:
@@ -77,11 +79,17 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class WantBlocks:
-    """Receiver: both halves are here; answer with ``grant`` (when there is room) or ``refuse``."""
+class Granted:
+    """Sender, once per id: from now on the blocks are promised, and what was given to others is computed again."""
 
     id: str
-    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class WantBlocks:
+    """Receiver, once per id: answer with ``grant`` (when there is room) or ``refuse``."""
+
+    id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +128,11 @@ class Completed:
     """Receiver: everything has landed; takes the place of Ended.
 
     Attributes:
-        bad_positions: blocks whose digest did not match and which were not copied; empty when all is well.
+        bad_positions: blocks that did not come, or never as they were sent; empty when all is well. From the first of
+            them on the KV has to be computed here.
         num_blocks, num_bytes: verified and copied.
+        num_mismatches: landed blocks whose digest did not match.
+        num_resent: blocks that were asked for again, each time counted.
     """
 
     id: str
@@ -130,6 +141,8 @@ class Completed:
     timings: Timings
     num_blocks: int
     num_bytes: int
+    num_mismatches: int = 0
+    num_resent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +154,13 @@ class Transmit:
 
 @dataclass(frozen=True, slots=True)
 class NeedRegion:
-    """Receiver link: open a landing region with this connector; answer ``region_ready`` or ``region_failed``."""
+    """Receiver link: open a landing region for this wire with this connector.
+
+    Answer ``region_ready`` or ``region_failed``.
+    """
 
     connector: str
+    wire: Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +176,7 @@ class Connect:
 
     connector: str
     region: Region
+    wire: Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +195,7 @@ Effect = (
     | Send
     | BreakLink
     | Write
+    | Granted
     | WantBlocks
     | Land
     | Completed

@@ -1,77 +1,45 @@
 """The receiving half of KV hand-offs over one link, as a pure state machine.
 
-It decides which slot of the landing region may be written by whom, what lands, and when each hand-off has ended. It
-does not know blocks, memory or sockets: the engine keeps position -> cache block, the mover verifies and copies, and
-every answer is a list of effects.
+It decides when blocks are wanted, which slot of the landing region may be written by whom, what lands, what is sent
+again, and when each hand-off has ended. It does not know blocks, memory or sockets: the engine keeps position -> cache
+block, the mover verifies and copies, and every answer is a list of effects.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from pdserve_protocol.handoff import Cancel, Done, Gone, Grant, NotNeeded, Offer, Refuse, Sent, Stopped
+from pdserve_protocol.handoff import Cancel, Gone, NotNeeded, Offer, Refuse, Sent, Stopped, Stopping
 
 from pdserve_kv_transfer.deadlines import Deadlines
 from pdserve_kv_transfer.effects import (
     BreakLink,
     Cancelled,
-    Completed,
     Effect,
     Ended,
     Failed,
     HandedOver,
     Land,
     Outcome,
-    Piece,
     Refused,
     Send,
-    Timings,
     Unneeded,
     WantBlocks,
 )
+from pdserve_kv_transfer.incoming import Incoming
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from pdserve_protocol.handoff import Final, ReceiverSays, Region, SenderSays
+    from pdserve_protocol.handoff import ReceiverSays, Region, SenderSays
 
 WINDOWS_PER_REGION = 4
 """One hand-off holds at most this share of the slots: a prompt that is not running yet cannot starve one that is."""
 
-
-@dataclass(slots=True)
-class _HandOff:
-    """``outcome`` is set when the end is decided, ``told`` when the engine knows: no landing pass is under way.
-
-    ``held`` are positions whose slot may still be written, ``waiting`` those that need a slot. ``quiet``: the sender
-    has shown that none of its writes is under way. ``word`` is repeated until then.
-    """
-
-    id: str
-    progress_at: float
-    expected: bool = False
-    offer: Offer | None = None
-    offered_at: float = 0.0
-    needed: frozenset[int] | None = None
-    slots: dict[int, int] = field(default_factory=dict)
-    waiting: deque[int] = field(default_factory=deque)
-    held: set[int] = field(default_factory=set)
-    landing: set[int] = field(default_factory=set)
-    landed: set[int] = field(default_factory=set)
-    bad: set[int] = field(default_factory=set)
-    final: Final | None = None
-    granted_at: float = 0.0
-    sent_at: float = 0.0
-    outcome: Outcome | None = None
-    word: Done | Refuse | Cancel | None = None
-    told: bool = False
-    quiet: bool = False
-
-    @property
-    def all_landed(self) -> bool:
-        return self.needed is not None and self.needed <= self.landed | self.bad
+GrantPolicy = Literal["offer", "dispatch", "finished"]
+"""When cache blocks are wanted: when the prompt is at the head of the sender's queue, as soon as the request is here,
+or not before the prompt is computed."""
 
 
 class Receiver:
@@ -80,12 +48,15 @@ class Receiver:
     Each id that is expected gets exactly one ``Completed`` or ``Ended``, when none of its landing passes is under way.
     """
 
-    def __init__(self, *, block_bytes: int, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self, *, block_bytes: int, deadlines: Deadlines | None = None, grant_policy: GrantPolicy = "offer"
+    ) -> None:
         self._block_bytes = block_bytes
         self._deadlines = deadlines or Deadlines()
+        self._grant_policy = grant_policy
         self._region: Region | None = None
         self._free: deque[int] = deque()
-        self._handoffs: dict[str, _HandOff] = {}
+        self._handoffs: dict[str, Incoming] = {}
         self._ended: dict[str, tuple[float, Outcome]] = {}
 
     @property
@@ -100,8 +71,8 @@ class Receiver:
 
     # What the engine says.
 
-    def expect(self, id: str, now: float) -> list[Effect]:
-        """This request's half is here; its KV comes from the sender.
+    def expect(self, id: str, num_tokens: int, now: float) -> list[Effect]:
+        """This request's half is here; the KV of its ``num_tokens`` tokens comes from the sender.
 
         An id stands for one hand-off: a second half with it fails.
         """
@@ -111,26 +82,24 @@ class Receiver:
         handoff = self._open(id, now)
         if handoff.expected:
             return [Ended(id, Failed("it has been handed over already"))] if handoff.told else []
-        handoff.expected = True
+        handoff.num_tokens = num_tokens
         if handoff.outcome is not None:
             return [Ended(id, handoff.outcome)]
-        return self._want(handoff)
+        return self._want(handoff, now)
 
     def grant(self, id: str, needed: Sequence[int], now: float) -> list[Effect]:
         """Cache blocks for the whole prompt are reserved until the end; these positions have to be sent, maybe none."""
         handoff = self._running(id)
-        if handoff is None or handoff.needed is not None or handoff.offer is None:
+        if handoff is None or handoff.needed is not None:
             return []
         handoff.needed = frozenset(needed)
         handoff.waiting.extend(sorted(needed))
-        handoff.granted_at = now
-        self._take_slots(handoff)
-        return [Send(self._grant_of(handoff))]
+        return self._say_grant(handoff, now)
 
     def refuse(self, id: str, reason: str, now: float) -> list[Effect]:
         """The engine will not take it."""
         handoff = self._running(id)
-        return [] if handoff is None else self._end(handoff, Refused(reason), now, Refuse(id=id, reason=reason))
+        return [] if handoff is None else self._refuse(handoff, reason, now)
 
     def cancel(self, id: str, now: float) -> list[Effect]:
         """The request is over on this side. The id stays blocked, also when nothing was heard of it yet."""
@@ -152,14 +121,18 @@ class Receiver:
             return []
         ok, bad = frozenset(ok), frozenset(bad)
         handoff.landing -= ok | bad
+        handoff.num_mismatches += len(bad)
         if handoff.outcome is not None:
             return self._settle(handoff, now)
         handoff.landed |= ok
-        handoff.bad |= bad
+        handoff.resent -= ok
         handoff.progress_at = now
-        self._free.extend(handoff.slots[position] for position in sorted((ok | bad) & handoff.held))
-        handoff.held -= ok | bad
-        return self._complete_if_done(handoff, now) + self._grant_more(now)
+        again = handoff.ask_again(bad)
+        done = ((ok | bad) - again) & handoff.held
+        self._free.extend(handoff.slots[position] for position in sorted(done))
+        handoff.held -= done
+        effects: list[Effect] = [Send(handoff.resend())] if again else []
+        return effects + self._complete_if_done(handoff, now) + self._grant_more(now)
 
     # What the sender says.
 
@@ -172,20 +145,19 @@ class Receiver:
             return self._answer_ended(handoff, body, now)
         match body:
             case Offer():
-                if handoff.offer is None:
-                    handoff.offer = body
-                    handoff.offered_at = now
-                    return self._want(handoff)
-                return []
+                return self._on_offer(handoff, body, now)
             case Sent():
                 return self._on_sent(handoff, body, now)
+            case Stopping():
+                return []
             case NotNeeded():
-                outcome: Outcome = Unneeded()
+                return self._end(handoff, Unneeded(), now, quiet=True)
             case Stopped(reason=reason):
-                outcome = Failed(f"the sender stopped: {reason}")
+                reason = f"the sender stopped: {reason}"
             case Gone():
-                outcome = Failed("the sender does not know the hand-off any more")
-        return self._end(handoff, outcome, now, quiet=True)
+                reason = "the sender does not know the hand-off any more"
+        handoff.quiet = True
+        return self._go_on_alone(handoff, reason, now)
 
     # Time and the link.
 
@@ -200,7 +172,8 @@ class Receiver:
     def link_lost(self, reason: str, now: float, *, peer_lives: bool) -> list[Effect]:
         """The region is abandoned: every hand-off ends as soon as its landing passes have.
 
-        If the peer lives, requests that it has not offered yet stay: it will offer them over its next link.
+        One whose tokens are all known is completed with what has landed. If the peer lives, requests that it has not
+        offered yet stay: it will offer them over its next link.
         """
         self._region = None
         self._free.clear()
@@ -209,68 +182,76 @@ class Receiver:
             if peer_lives and handoff.offer is None and handoff.outcome is None:
                 continue
             handoff.held.clear()
-            effects += self._end(handoff, Failed(reason), now, quiet=True)
+            handoff.quiet = True
+            effects += self._go_on_alone(handoff, reason, now)
         return effects
 
     def describe(self) -> dict[str, list[ReceiverSays]]:
         """What a State says: every id that the sender knows of, or whose end it may not know yet."""
         return {
-            handoff.id: self._describe(handoff)
+            handoff.id: handoff.describe(self._region)
             for handoff in self._handoffs.values()
             if handoff.offer is not None or (handoff.outcome is not None and not handoff.quiet)
         }
 
     # Inside.
 
-    def _open(self, id: str, now: float) -> _HandOff:
-        return self._handoffs.setdefault(id, _HandOff(id=id, progress_at=now))
+    def _open(self, id: str, now: float) -> Incoming:
+        return self._handoffs.setdefault(id, Incoming(id=id, progress_at=now))
 
-    def _running(self, id: str) -> _HandOff | None:
+    def _running(self, id: str) -> Incoming | None:
         handoff = self._handoffs.get(id)
         return handoff if handoff is not None and handoff.outcome is None else None
 
-    def _want(self, handoff: _HandOff) -> list[Effect]:
-        if handoff.offer is None or not handoff.expected:
+    def _want(self, handoff: Incoming, now: float) -> list[Effect]:
+        """Asks for blocks, once, when the policy says so and both halves that are here agree."""
+        offer = handoff.offer
+        if not handoff.expected:
             return []
-        return [WantBlocks(handoff.id, handoff.offer.num_tokens)]
+        if offer is not None and offer.num_tokens != handoff.num_tokens:
+            reason = f"the two halves differ: {offer.num_tokens} tokens offered, {handoff.num_tokens} expected"
+            return self._refuse(handoff, reason, now)
+        due = offer is not None and (offer.finished or self._grant_policy != "finished")
+        if handoff.wanted or not (due or self._grant_policy == "dispatch"):
+            return []
+        handoff.wanted = True
+        return [WantBlocks(handoff.id)]
 
-    def _describe(self, handoff: _HandOff) -> list[ReceiverSays]:
-        if handoff.outcome is not None:
-            return [handoff.word] if handoff.word is not None and not handoff.quiet else []
-        return [self._grant_of(handoff)] if handoff.needed is not None else []
+    def _say_grant(self, handoff: Incoming, now: float) -> list[Effect]:
+        """Tells the sender, once it has offered and blocks are reserved."""
+        if handoff.offer is None or handoff.needed is None:
+            return []
+        handoff.granted_at = now
+        self._take_slots(handoff)
+        return [Send(handoff.grant(self._region))]
 
-    def _grant_of(self, handoff: _HandOff) -> Grant:
-        region = self._region.name if self._region is not None else ""
-        return Grant(id=handoff.id, region=region, needed=sorted(handoff.needed or ()), slots=dict(handoff.slots))
-
-    def _take_slots(self, handoff: _HandOff) -> bool:
+    def _take_slots(self, handoff: Incoming) -> bool:
         if self._region is None:
             return False
-        window = max(1, self._region.num_slots // WINDOWS_PER_REGION)
-        took = False
-        while handoff.waiting and self._free and len(handoff.held) < window:
-            position = handoff.waiting.popleft()
-            handoff.slots[position] = self._free.popleft()
-            handoff.held.add(position)
-            took = True
-        return took
+        return handoff.take_slots(self._free, max(1, self._region.num_slots // WINDOWS_PER_REGION))
 
     def _grant_more(self, now: float) -> list[Effect]:
         """Gives free slots to the hand-offs that wait for them, oldest grant first."""
         if not self._free:
             return []
-        waiting = [h for h in self._handoffs.values() if h.waiting and h.outcome is None]
+        waiting = [h for h in self._handoffs.values() if h.waiting and h.outcome is None and h.offer is not None]
         waiting.sort(key=lambda handoff: handoff.granted_at)
-        return [Send(self._grant_of(handoff)) for handoff in waiting if self._take_slots(handoff)]
+        return [Send(handoff.grant(self._region)) for handoff in waiting if self._take_slots(handoff)]
 
-    def _on_sent(self, handoff: _HandOff, sent: Sent, now: float) -> list[Effect]:
+    def _on_offer(self, handoff: Incoming, offer: Offer, now: float) -> list[Effect]:
+        if handoff.offer is None:
+            handoff.offer = offer
+            handoff.offered_at = now
+            return self._want(handoff, now) or self._say_grant(handoff, now)
+        if offer.finished and not handoff.offer.finished:
+            handoff.offer = offer
+            return self._want(handoff, now)
+        return []
+
+    def _on_sent(self, handoff: Incoming, sent: Sent, now: float) -> list[Effect]:
         if handoff.needed is None:
             return []
-        pieces = {
-            position: Piece(handoff.slots[position], digest)
-            for position, digest in sent.digests.items()
-            if position in handoff.held and position not in handoff.landing
-        }
+        pieces = handoff.pieces(sent)
         if pieces:
             handoff.landing.update(pieces)
             handoff.progress_at = handoff.sent_at = now
@@ -280,28 +261,19 @@ class Receiver:
         effects: list[Effect] = [Land(handoff.id, pieces)] if pieces else []
         return effects + self._complete_if_done(handoff, now)
 
-    def _complete_if_done(self, handoff: _HandOff, now: float) -> list[Effect]:
-        if handoff.final is None or not handoff.all_landed:
+    def _complete_if_done(self, handoff: Incoming, now: float) -> list[Effect]:
+        if handoff.outcome is not None or not handoff.complete:
             return []
-        handoff.outcome = HandedOver()
-        handoff.told = True
-        handoff.word = Done(id=handoff.id)
-        handoff.progress_at = now
-        timings = Timings(
-            grant_s=handoff.granted_at - handoff.offered_at,
-            transfer_s=handoff.sent_at - handoff.granted_at,
-            landing_s=now - handoff.sent_at,
-        )
-        num_blocks = len(handoff.landed)
-        completed = Completed(
-            handoff.id,
-            handoff.final,
-            frozenset(handoff.bad),
-            timings,
-            num_blocks,
-            num_blocks * self._block_bytes,
-        )
-        return [Send(handoff.word), completed]
+        completed = handoff.completed(self._block_bytes, now)
+        effects: list[Effect] = [] if handoff.word is None else [Send(handoff.word)]
+        return [*effects, completed, *self._settle(handoff, now)]
+
+    def _go_on_alone(self, handoff: Incoming, reason: str, now: float) -> list[Effect]:
+        """The sender is of no more use: the rest is computed here if all tokens are known, else the hand-off fails."""
+        if handoff.outcome is None and handoff.final is not None:
+            handoff.give_up_rest()
+            return self._complete_if_done(handoff, now)
+        return self._end(handoff, Failed(reason), now, None if handoff.quiet else Cancel(id=handoff.id))
 
     def _answer_unknown(self, body: SenderSays, now: float) -> list[Effect]:
         match body:
@@ -321,38 +293,42 @@ class Receiver:
             case _:
                 return [Send(Gone(id=body.id))]
 
-    def _answer_ended(self, handoff: _HandOff, body: SenderSays, now: float) -> list[Effect]:
+    def _answer_ended(self, handoff: Incoming, body: SenderSays, now: float) -> list[Effect]:
         if isinstance(body, Offer | Sent):
             return [Send(handoff.word)] if handoff.word is not None and not handoff.quiet else []
+        if isinstance(body, Stopping):
+            handoff.stopping = True
+            return []
         handoff.quiet = True
         return self._settle(handoff, now)
 
-    def _check(self, handoff: _HandOff, now: float) -> list[Effect]:
+    def _check(self, handoff: Incoming, now: float) -> list[Effect]:
         limits = self._deadlines
+        waited = now - handoff.progress_at
         if handoff.outcome is not None:
-            waited = now - handoff.progress_at
-            if handoff.held and not handoff.quiet and waited > limits.stopped_s:
-                return [BreakLink(f"the sender has not stopped within {limits.stopped_s:g} s")]
+            # A sender that has answered polls its writes to their end, and gives up its link if none ends.
+            limit_s = limits.no_progress_s if handoff.stopping else limits.stopped_s
+            if handoff.held and not handoff.quiet and waited > limit_s:
+                return [BreakLink(f"the sender has not stopped within {limit_s:g} s")]
             if waited > limits.remember_ended_s and not handoff.landing:
                 handoff.quiet = True
                 return self._settle(handoff, now)
             return []
         if handoff.offer is not None and not handoff.expected:
             if now - handoff.offered_at > limits.offer_before_half_s:
-                reason = "no such request"
-                return self._end(handoff, Refused(reason), now, Refuse(id=handoff.id, reason=reason))
+                return self._refuse(handoff, "no such request", now)
             return []
         # Before the last Sent nothing is missing: the sender computes, for as long as the request may take.
-        if handoff.final is None or handoff.landing:
+        if handoff.final is None or handoff.landing or waited <= limits.no_progress_s:
             return []
-        if now - handoff.progress_at > limits.no_progress_s:
-            reason = f"not all was sent within {limits.no_progress_s:g} s of the last Sent"
-            return self._end(handoff, Failed(reason), now, Cancel(id=handoff.id))
-        return []
+        return self._go_on_alone(handoff, f"not all was sent within {limits.no_progress_s:g} s of the last Sent", now)
+
+    def _refuse(self, handoff: Incoming, reason: str, now: float) -> list[Effect]:
+        return self._end(handoff, Refused(reason), now, Refuse(id=handoff.id, reason=reason))
 
     def _end(
         self,
-        handoff: _HandOff,
+        handoff: Incoming,
         outcome: Outcome,
         now: float,
         word: Refuse | Cancel | None = None,
@@ -370,7 +346,7 @@ class Receiver:
                 effects.append(Send(word))
         return effects + self._settle(handoff, now)
 
-    def _settle(self, handoff: _HandOff, now: float) -> list[Effect]:
+    def _settle(self, handoff: Incoming, now: float) -> list[Effect]:
         """Speaks the end once no landing pass is under way; frees the slots once the sender writes no more."""
         if handoff.outcome is None or handoff.landing:
             return []

@@ -16,6 +16,7 @@ from pdserve_protocol.handoff import (
     StaleBoot,
     State,
     Stopped,
+    Stopping,
 )
 from pdserve_protocol.node import mismatch
 
@@ -23,6 +24,7 @@ from pdserve_kv_transfer.deadlines import Deadlines
 from pdserve_kv_transfer.effects import BreakLink, FenceRegion, LinkLost, NeedRegion, Send
 from pdserve_kv_transfer.link import Heartbeat
 from pdserve_kv_transfer.receiver import Receiver
+from pdserve_kv_transfer.wire import agree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from pdserve_protocol.node import NodeIdentity
 
     from pdserve_kv_transfer.effects import Effect
+    from pdserve_kv_transfer.receiver import GrantPolicy
+    from pdserve_kv_transfer.wire import Wire
 
 
 class ReceiverLinkState(enum.Enum):
@@ -45,16 +49,32 @@ class ReceiverLink:
     """To this process from the peer's process, over any number of links one after the other.
 
     The verbs are Receiver's; they may be used from the start, also before the peer has spoken.
+
+    Attributes:
+        wire: what travels, once the peer has spoken.
+        exact: what lands is bit for bit what this node would have computed.
+        origin: where it is not, a name of what computed and carried it.
     """
 
-    def __init__(self, identity: NodeIdentity, peer_boot: str, *, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        peer_boot: str,
+        *,
+        deadlines: Deadlines | None = None,
+        grant_policy: GrantPolicy = "offer",
+    ) -> None:
         self.identity = identity
         self.peer_boot = peer_boot
         self.state = ReceiverLinkState.IDLE
         self.connector: str | None = None
         self.exact = False
+        self.origin = ""
+        self.wire: Wire | None = None
         self._deadlines = deadlines or Deadlines()
-        self._receiver = Receiver(block_bytes=identity.layout.block_bytes, deadlines=self._deadlines)
+        self._receiver = Receiver(
+            block_bytes=identity.layout.block_bytes, deadlines=self._deadlines, grant_policy=grant_policy
+        )
         self._heartbeat = Heartbeat(identity, peer_boot, is_sender=False, deadlines=self._deadlines)
         self._region: Region | None = None
 
@@ -100,7 +120,7 @@ class ReceiverLink:
         match message.body:
             case State():
                 return self._on_state(message.body, now)
-            case Offer() | Sent() | NotNeeded() | Stopped() | Gone():
+            case Offer() | Sent() | NotNeeded() | Stopping() | Stopped() | Gone():
                 return self._out(self._receiver.on_message(message.body, now), now)
             case _:
                 return []
@@ -119,8 +139,8 @@ class ReceiverLink:
 
     # The verbs of Receiver.
 
-    def expect(self, id: str, now: float) -> list[Effect]:
-        return self._out(self._receiver.expect(id, now), now)
+    def expect(self, id: str, num_tokens: int, now: float) -> list[Effect]:
+        return self._out(self._receiver.expect(id, num_tokens, now), now)
 
     def grant(self, id: str, needed: Sequence[int], now: float) -> list[Effect]:
         return self._out(self._receiver.grant(id, needed, now), now)
@@ -144,12 +164,15 @@ class ReceiverLink:
         self._heartbeat.restart(link, now)
         fault = mismatch(self.identity, hello.identity)
         if fault is not None:
-            return [*effects, self._heartbeat.transmit(LinkRefused(reason=fault))]
-        self.exact = self.identity.numerics == hello.identity.numerics
+            return [*effects, self._heartbeat.transmit(LinkRefused(reason=fault, mismatch=True))]
+        self.wire = wire = agree(hello.identity, self.identity)
+        same_numerics = self.identity.numerics == hello.identity.numerics
+        self.exact = same_numerics and not wire.is_lossy
+        self.origin = "" if self.exact else f"{hello.identity.numerics} as {wire.name}"
         self.connector = next(name for name in self.identity.connectors if name in hello.identity.connectors)
         if self.state is ReceiverLinkState.IDLE:
             self.state = ReceiverLinkState.OPENING
-            effects.append(NeedRegion(self.connector))
+            effects.append(NeedRegion(self.connector, wire))
         return effects
 
     def _welcome(self) -> list[Effect]:
@@ -165,7 +188,7 @@ class ReceiverLink:
         entries, ended = taken
         effects: list[Effect] = []
         for entry in entries:
-            if isinstance(entry, Offer | Sent | NotNeeded | Stopped | Gone):
+            if isinstance(entry, Offer | Sent | NotNeeded | Stopping | Stopped | Gone):
                 effects += self._receiver.on_message(entry, now)
         for id in ended:
             effects += self._receiver.on_message(Gone(id=id), now)

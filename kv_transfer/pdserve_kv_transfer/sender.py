@@ -7,10 +7,9 @@ receiver's region, and every answer is a list of effects.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from pdserve_protocol.handoff import Cancel, Done, Gone, Grant, NotNeeded, Offer, Refuse, Sent, Stopped
+from pdserve_protocol.handoff import Cancel, Done, Gone, Grant, NotNeeded, Refuse, Resend, Stopped, Stopping
 
 from pdserve_kv_transfer.deadlines import Deadlines
 from pdserve_kv_transfer.effects import (
@@ -19,6 +18,7 @@ from pdserve_kv_transfer.effects import (
     Effect,
     Ended,
     Failed,
+    Granted,
     HandedOver,
     Outcome,
     Refused,
@@ -26,39 +26,12 @@ from pdserve_kv_transfer.effects import (
     Unneeded,
     Write,
 )
+from pdserve_kv_transfer.outgoing import Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from pdserve_protocol.handoff import Final, ReceiverSays, Region, SenderSays
-
-
-@dataclass(slots=True)
-class _HandOff:
-    """``outcome`` is set when the end is decided, ``told`` when the engine knows: no write is under way any more.
-
-    ``word`` is what the receiver is told about the end, again and again until it shows that it knows.
-    """
-
-    id: str
-    num_tokens: int
-    eta_s: float
-    offered_at: float
-    progress_at: float
-    needed: frozenset[int] | None = None
-    slots: dict[int, int] = field(default_factory=dict)
-    ready: set[int] = field(default_factory=set)
-    writing: set[int] = field(default_factory=set)
-    digests: dict[int, bytes] = field(default_factory=dict)
-    final: Final | None = None
-    outcome: Outcome | None = None
-    word: Stopped | NotNeeded | None = None
-    told: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """All tokens are known and every needed piece is written: the last Sent may go."""
-        return self.final is not None and self.needed is not None and self.needed <= self.digests.keys()
 
 
 class Sender:
@@ -72,7 +45,7 @@ class Sender:
         self._block_size = block_size
         self._deadlines = deadlines or Deadlines()
         self._region: Region | None = None
-        self._handoffs: dict[str, _HandOff] = {}
+        self._handoffs: dict[str, Outgoing] = {}
         self._blocked: dict[str, float] = {}
 
     @property
@@ -92,9 +65,9 @@ class Sender:
             return [Ended(id, Cancelled())]
         if id in self._handoffs:
             return []
-        handoff = _HandOff(id=id, num_tokens=num_tokens, eta_s=eta_s, offered_at=now, progress_at=now)
+        handoff = Outgoing(id=id, num_tokens=num_tokens, eta_s=eta_s, progress_at=now)
         self._handoffs[id] = handoff
-        return [Send(self._offer_of(handoff))]
+        return [Send(handoff.offer())]
 
     def ready(self, id: str, positions: Iterable[int], now: float) -> list[Effect]:
         """The blocks at these positions are computed and final, and stay where they are until Ended."""
@@ -111,7 +84,27 @@ class Sender:
             return []
         handoff.final = final
         handoff.progress_at = now
-        return [Send(self._sent_of(handoff, {}))] if handoff.complete else []
+        if handoff.needed is None:
+            return [Send(handoff.offer())]
+        return [Send(handoff.sent(()))] if handoff.complete else []
+
+    def reopen(self, id: str, positions: Iterable[int]) -> None:
+        """More tokens are generated here while there is no grant, which may change the blocks at these positions.
+
+        ``ready`` and ``finish``, with all tokens, come again.
+        """
+        handoff = self._running(id)
+        if handoff is not None:
+            assert handoff.needed is None, f"{id} has a grant: its blocks are promised"
+            handoff.final = None
+            handoff.ready.difference_update(positions)
+
+    def unpinned(self, id: str) -> None:
+        """Its blocks were given to others while there was no grant; after Granted they have to be ``ready`` again."""
+        handoff = self._running(id)
+        if handoff is not None:
+            assert handoff.needed is None, f"{id} has a grant: its blocks are promised"
+            handoff.ready.clear()
 
     def not_needed(self, id: str, now: float) -> list[Effect]:
         """The output ended with the first token: the receiver has nothing to do."""
@@ -135,7 +128,7 @@ class Sender:
             return self._settle(handoff, now)
         handoff.digests.update(digests)
         handoff.progress_at = now
-        return [Send(self._sent_of(handoff, dict(digests)))]
+        return [Send(handoff.sent(digests))]
 
     def on_write_failed(self, id: str, positions: Iterable[int], reason: str, now: float) -> list[Effect]:
         """The writes of these positions are given up.
@@ -164,12 +157,15 @@ class Sender:
                 return self._on_grant(handoff, body, now)
             case Refuse(reason=reason):
                 return self._end(handoff, Refused(reason), None, now)
+            case Resend():
+                return self._on_resend(handoff, body, now)
             case Done():
-                if not handoff.complete:
+                if not handoff.last_said:
                     return self._fail(handoff, "the receiver said Done before everything was sent", now)
                 return self._end(handoff, HandedOver(), None, now)
             case Cancel():
-                return self._end(handoff, Cancelled(), Stopped(id=body.id, reason="cancelled"), now)
+                effects = self._end(handoff, Cancelled(), Stopped(id=body.id, reason="cancelled"), now)
+                return effects or [Send(Stopping(id=body.id))]
             case Gone():
                 return self._end(handoff, Failed("the receiver does not know the hand-off any more"), None, now)
 
@@ -193,62 +189,39 @@ class Sender:
 
     def describe(self) -> dict[str, list[SenderSays]]:
         """What a State says: every id that is open or whose end the receiver may not know yet."""
-        return {handoff.id: self._describe(handoff) for handoff in self._handoffs.values()}
+        return {handoff.id: handoff.describe() for handoff in self._handoffs.values()}
 
     # Inside.
 
-    def _running(self, id: str) -> _HandOff | None:
+    def _running(self, id: str) -> Outgoing | None:
         handoff = self._handoffs.get(id)
         return handoff if handoff is not None and handoff.outcome is None else None
 
-    def _offer_of(self, handoff: _HandOff) -> Offer:
-        return Offer(id=handoff.id, num_tokens=handoff.num_tokens, eta_s=handoff.eta_s)
-
-    def _sent_of(self, handoff: _HandOff, digests: dict[int, bytes]) -> Sent:
-        return Sent(id=handoff.id, digests=digests, final=handoff.final if handoff.complete else None)
-
-    def _describe(self, handoff: _HandOff) -> list[SenderSays]:
-        if handoff.outcome is not None:
-            return [handoff.word] if handoff.told and handoff.word is not None else []
-        if handoff.needed is None:
-            return [self._offer_of(handoff)]
-        return [self._sent_of(handoff, dict(handoff.digests))]
-
-    def _on_grant(self, handoff: _HandOff, grant: Grant, now: float) -> list[Effect]:
+    def _on_grant(self, handoff: Outgoing, grant: Grant, now: float) -> list[Effect]:
         if self._region is None or grant.region != self._region.name:
             return []
-        fault = self._fault_of(handoff, grant, self._region.num_slots)
+        fault = handoff.fault_of_grant(grant, self._block_size, self._region.num_slots)
         if fault is not None:
             return self._fail(handoff, f"the receiver's grant is wrong: {fault}", now)
         effects: list[Effect] = []
         if handoff.needed is None:
             handoff.needed = frozenset(grant.needed)
             handoff.progress_at = now
+            effects.append(Granted(handoff.id))
             if handoff.complete:
-                effects.append(Send(self._sent_of(handoff, {})))
+                effects.append(Send(handoff.sent(())))
         for position, slot in grant.slots.items():
             handoff.slots.setdefault(position, slot)
         return effects + self._write(handoff, now)
 
-    def _fault_of(self, handoff: _HandOff, grant: Grant, num_slots: int) -> str | None:
-        for position in grant.needed:
-            if position % self._block_size or not 0 <= position < handoff.num_tokens:
-                return f"no block of {handoff.num_tokens} tokens begins at position {position}"
-        if not grant.slots.keys() <= set(grant.needed):
-            return "slots for positions that are not needed"
-        if handoff.needed is not None and handoff.needed != set(grant.needed):
-            return "the needed positions have changed"
-        for slot in grant.slots.values():
-            if not 0 <= slot < num_slots:
-                return f"slot {slot} of {num_slots}"
-        return None
+    def _on_resend(self, handoff: Outgoing, resend: Resend, now: float) -> list[Effect]:
+        fault = handoff.take_resend(resend)
+        if fault is not None:
+            return self._fail(handoff, f"the receiver's Resend is wrong: {fault}", now)
+        return self._write(handoff, now)
 
-    def _write(self, handoff: _HandOff, now: float) -> list[Effect]:
-        slots = {
-            position: slot
-            for position, slot in handoff.slots.items()
-            if position in handoff.ready and position not in handoff.writing and position not in handoff.digests
-        }
+    def _write(self, handoff: Outgoing, now: float) -> list[Effect]:
+        slots = handoff.to_write()
         if not slots:
             return []
         handoff.writing.update(slots)
@@ -262,14 +235,14 @@ class Sender:
             self._block(body.id, now)
         return [Send(Gone(id=body.id))]
 
-    def _answer_ended(self, handoff: _HandOff, body: ReceiverSays, now: float) -> list[Effect]:
+    def _answer_ended(self, handoff: Outgoing, body: ReceiverSays, now: float) -> list[Effect]:
         """The end is decided: the receiver learns it when the writes have ended, or has ended the hand-off too."""
-        if isinstance(body, Grant | Cancel):
-            return [Send(handoff.word)] if handoff.told and handoff.word is not None else []
+        if isinstance(body, Grant | Cancel | Resend):
+            return [Send(word) for word in handoff.ending()]
         handoff.word = None
         return self._settle(handoff, now)
 
-    def _check(self, handoff: _HandOff, now: float) -> list[Effect]:
+    def _check(self, handoff: Outgoing, now: float) -> list[Effect]:
         limits = self._deadlines
         if handoff.told:
             if now - handoff.progress_at > limits.remember_ended_s:
@@ -280,22 +253,23 @@ class Sender:
                 return [BreakLink(f"no write ended for {limits.no_progress_s:g} s")]
             return []
         if handoff.needed is None:
-            if now - handoff.offered_at > limits.offer_to_grant_s:
+            # Before that nobody waits: it is being computed, or more tokens of it are.
+            if handoff.final is not None and now - handoff.progress_at > limits.offer_to_grant_s:
                 return self._fail(handoff, f"no grant within {limits.offer_to_grant_s:g} s", now)
         elif handoff.complete and now - handoff.progress_at > limits.no_progress_s:
             return self._fail(handoff, f"not accepted within {limits.no_progress_s:g} s", now)
         return []
 
-    def _fail(self, handoff: _HandOff, reason: str, now: float) -> list[Effect]:
+    def _fail(self, handoff: Outgoing, reason: str, now: float) -> list[Effect]:
         return self._end(handoff, Failed(reason), Stopped(id=handoff.id, reason=reason), now)
 
-    def _end(self, handoff: _HandOff, outcome: Outcome, word: Stopped | NotNeeded | None, now: float) -> list[Effect]:
+    def _end(self, handoff: Outgoing, outcome: Outcome, word: Stopped | NotNeeded | None, now: float) -> list[Effect]:
         if handoff.outcome is None:
             handoff.outcome = outcome
             handoff.word = word
         return self._settle(handoff, now)
 
-    def _settle(self, handoff: _HandOff, now: float) -> list[Effect]:
+    def _settle(self, handoff: Outgoing, now: float) -> list[Effect]:
         """Speaks the end once no write is under way, and drops what the receiver needs not be told (any more)."""
         if handoff.outcome is None or handoff.writing:
             return []
@@ -310,7 +284,7 @@ class Sender:
             self._forget(handoff, now)
         return effects
 
-    def _forget(self, handoff: _HandOff, now: float) -> None:
+    def _forget(self, handoff: Outgoing, now: float) -> None:
         self._handoffs.pop(handoff.id, None)
         self._block(handoff.id, now)
 

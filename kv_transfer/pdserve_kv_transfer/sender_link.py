@@ -14,6 +14,7 @@ from pdserve_protocol.handoff import (
     LinkRefused,
     LinkWelcome,
     Refuse,
+    Resend,
     StaleBoot,
     State,
 )
@@ -23,6 +24,7 @@ from pdserve_kv_transfer.deadlines import Deadlines
 from pdserve_kv_transfer.effects import BreakLink, Connect, LinkLost, Send
 from pdserve_kv_transfer.link import Heartbeat
 from pdserve_kv_transfer.sender import Sender
+from pdserve_kv_transfer.wire import agree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -100,7 +102,7 @@ class SenderLink:
                 return self._lose("the receiver has restarted", now)
             case State():
                 return self._on_state(message.body, now)
-            case Grant() | Refuse() | Done() | Cancel() | Gone():
+            case Grant() | Refuse() | Resend() | Done() | Cancel() | Gone():
                 return self._out(self._sender.on_message(message.body, now), now)
             case _:
                 return []
@@ -135,6 +137,12 @@ class SenderLink:
     def finish(self, id: str, final: Final, now: float) -> list[Effect]:
         return self._out(self._sender.finish(id, final, now), now)
 
+    def reopen(self, id: str, positions: Iterable[int]) -> None:
+        self._sender.reopen(id, positions)
+
+    def unpinned(self, id: str) -> None:
+        self._sender.unpinned(id)
+
     def not_needed(self, id: str, now: float) -> list[Effect]:
         return self._out(self._sender.not_needed(id, now), now)
 
@@ -159,13 +167,14 @@ class SenderLink:
         fault = mismatch(self.identity, welcome.identity)
         if fault is None and welcome.connector not in self.identity.connectors:
             fault = f"there is no KV connector {welcome.connector!r} here"
-        if fault is None and welcome.region.slot_bytes != self.identity.layout.block_bytes:
-            fault = f"slots of {welcome.region.slot_bytes} bytes for blocks of {self.identity.layout.block_bytes}"
         if fault is not None:
             return self._lose(fault, now)
+        wire = agree(self.identity, welcome.identity)
+        if welcome.region.slot_bytes != wire.slot_bytes:
+            return self._lose(f"slots of {welcome.region.slot_bytes} bytes for blocks of {wire.slot_bytes}", now)
         self._welcomed = True
         self._sender.set_region(welcome.region)
-        return [Connect(welcome.connector, welcome.region)]
+        return [Connect(welcome.connector, welcome.region, wire)]
 
     def _on_state(self, state: State, now: float) -> list[Effect]:
         taken = self._heartbeat.take(state)
@@ -174,7 +183,7 @@ class SenderLink:
         entries, ended = taken
         effects: list[Effect] = []
         for entry in entries:
-            if isinstance(entry, Grant | Refuse | Done | Cancel | Gone):
+            if isinstance(entry, Grant | Refuse | Resend | Done | Cancel | Gone):
                 effects += self._sender.on_message(entry, now)
         for id in ended:
             effects += self._sender.on_message(Gone(id=id), now)

@@ -42,17 +42,19 @@ class LinkWelcome(Record, frozen=True, tag=True):
 
 
 class LinkRefused(Record, frozen=True, tag=True):
-    """Receiver: never, because of this difference."""
+    """Receiver: not over this link; with ``mismatch`` never, because of this difference."""
 
     reason: str
+    mismatch: bool = False
 
 
 class Offer(Record, frozen=True, tag=True):
-    """Sender: I have, or soon will have, the KV of this prompt."""
+    """Sender: I have (``finished``) or soon will have the KV of this prompt."""
 
     id: str
     num_tokens: int
     eta_s: float
+    finished: bool = False
 
 
 class Grant(Record, frozen=True, tag=True):
@@ -83,11 +85,15 @@ class Final(Record, frozen=True):
 
 
 class Sent(Record, frozen=True, tag=True):
-    """Sender: the writes of these positions have ended; position -> digest of the block. ``final`` in the last one."""
+    """Sender: the writes of these positions have ended; position -> digest of the block. ``final`` in the last one.
+
+    ``tries``: of positions that were written again, how often; an older Sent tells of an older write.
+    """
 
     id: str
     digests: dict[int, bytes]
     final: Final | None = None
+    tries: dict[int, int] = {}
 
 
 class NotNeeded(Record, frozen=True, tag=True):
@@ -100,6 +106,16 @@ class Done(Record, frozen=True, tag=True):
     """Receiver: I have all I need; you may release your blocks."""
 
     id: str
+
+
+class Resend(Record, frozen=True, tag=True):
+    """Receiver: what arrived at these positions is not what was sent; write them again into the same slots.
+
+    ``tries``: position -> which try is wanted, 1 for the first after the write that failed.
+    """
+
+    id: str
+    tries: dict[int, int]
 
 
 class Cancel(Record, frozen=True, tag=True):
@@ -115,14 +131,20 @@ class Stopped(Record, frozen=True, tag=True):
     reason: str
 
 
+class Stopping(Record, frozen=True, tag=True):
+    """Sender: this hand-off is over, and a write of it is still under way; Stopped, NotNeeded or Gone follows."""
+
+    id: str
+
+
 class Gone(Record, frozen=True, tag=True):
     """Answer about an id that is not known (any more); nothing of it is being written."""
 
     id: str
 
 
-SenderSays = Offer | Sent | NotNeeded | Stopped | Gone
-ReceiverSays = Grant | Refuse | Done | Cancel | Gone
+SenderSays = Offer | Sent | NotNeeded | Stopping | Stopped | Gone
+ReceiverSays = Grant | Refuse | Resend | Done | Cancel | Gone
 
 
 class State(Record, frozen=True, tag=True):
@@ -139,7 +161,7 @@ class State(Record, frozen=True, tag=True):
     number: int
     last_seen: int
     ids: list[str]
-    entries: list[Offer | Sent | NotNeeded | Stopped | Gone | Grant | Refuse | Done | Cancel]
+    entries: list[Offer | Sent | NotNeeded | Stopping | Stopped | Gone | Grant | Refuse | Resend | Done | Cancel]
 
 
 class StaleBoot(Record, frozen=True, tag=True):
@@ -156,9 +178,11 @@ PeerBody = (
     | Grant
     | Refuse
     | Sent
+    | Resend
     | NotNeeded
     | Done
     | Cancel
+    | Stopping
     | Stopped
     | Gone
     | State

@@ -83,6 +83,8 @@ class TransferProof(Record, frozen=True):
         transfer_s: grant sent to last Sent received.
         landing_s: digest and copy after the last Sent.
         admission_s: landed to first scheduled.
+        resent_blocks: blocks that were asked for again, each time counted.
+        mismatches: landed blocks whose digest did not match.
     """
 
     transport: str
@@ -95,6 +97,8 @@ class TransferProof(Record, frozen=True):
     transfer_s: float
     landing_s: float
     admission_s: float
+    resent_blocks: int = 0
+    mismatches: int = 0
 
 
 class RequestOutput(Record, frozen=True):

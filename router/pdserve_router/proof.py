@@ -42,6 +42,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         mode: "aggregated": one decode node did all; "prefill_only": the first token was the last.
         tokens_recomputed: prompt tokens that the decode node computed although a prefill node had.
+        blocks_resent: blocks that did not arrive as they were sent and were sent again.
         exact: the tokens are those that a single node would have made.
     """
 
@@ -55,6 +56,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: CachedTokens
     exact: bool
     time: TimeSplit
+    blocks_resent: int = 0
 
 
 def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_node: str | None) -> Proof:
@@ -84,6 +86,7 @@ def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_
             landing_ms=_ms(transfer.landing_s if transfer else None),
             admission_ms=_ms(transfer.admission_s if transfer else None),
         ),
+        blocks_resent=transfer.resent_blocks if transfer else 0,
     )
 
 

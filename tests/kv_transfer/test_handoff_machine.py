@@ -1,17 +1,23 @@
 """Any interleaving of deliveries, losses, doubles, timeouts, cancels, faults and restarts, and what holds in each.
 
 The world checks at every effect: one end per id and side, no end with a write or landing pass under way, nothing
-completed that was not verified, no write into a slot that is somebody else's, nothing sent that the receiver has. Here,
-after everything has been repaired, that everything has ended and nothing is left.
+completed that was not verified, no hole where nothing was wrong, no token generated after the receiver has taken over,
+no write into a slot that is somebody else's or from a block that is, nothing sent that the receiver has. Here, after
+everything has been repaired, that everything has ended and nothing is left.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from pdserve_kv_transfer.effects import Completed, Ended, HandedOver
 from support.handoff_world import World, positions_of
+
+if TYPE_CHECKING:
+    from pdserve_kv_transfer.receiver import GrantPolicy
 
 INDEX = st.integers(0, 50)
 BOUND_S = 75.0
@@ -21,10 +27,11 @@ BOUND_S = 75.0
 class HandOffs(RuleBasedStateMachine):
     """Ids are drawn from those that exist; indices are taken modulo what is there."""
 
-    @initialize(num_slots=st.integers(1, 9))
-    def begin(self, num_slots: int) -> None:
-        self.world = World(num_slots=num_slots)
+    @initialize(num_slots=st.integers(1, 9), policy=st.sampled_from(["offer", "offer", "dispatch", "finished"]))
+    def begin(self, num_slots: int, policy: GrantPolicy) -> None:
+        self.world = World(num_slots=num_slots, grant_policy=policy)
         self.ids: list[str] = []
+        self.generating: list[str] = []
 
     def id_at(self, index: int, where: dict[str, object]) -> str | None:
         ids = [id for id in self.ids if id in where]
@@ -58,14 +65,52 @@ class HandOffs(RuleBasedStateMachine):
     @rule(index=INDEX, upto=st.integers(0, 6))
     def compute_chunk(self, index: int, upto: int) -> None:
         id = self.id_at(index, self.world.p_of)
-        if id is not None:
+        if id is not None and id not in self.generating and id not in self.world.p_tokens:
             self.world.ready(id, positions_of(self.world.num_tokens[id])[:upto])
 
     @rule(index=INDEX)
     def compute(self, index: int) -> None:
         id = self.id_at(index, self.world.p_of)
-        if id is not None:
+        if id is not None and id not in self.generating and id not in self.world.unpinned:
             self.world.compute(id)
+
+    # Holds.
+
+    def hold_at(self, index: int) -> str | None:
+        holds = [id for id in self.ids if id in self.world.p_of and self.world.is_hold(id)]
+        return holds[index % len(holds)] if holds else None
+
+    @rule(index=INDEX)
+    def unpin(self, index: int) -> None:
+        id = self.hold_at(index)
+        if id is not None:
+            self.world.unpin(id)
+
+    @rule(index=INDEX)
+    def begin_decode_on(self, index: int) -> None:
+        id = self.hold_at(index)
+        if id is not None:
+            self.world.begin_decode_on(id)
+            self.generating.append(id)
+
+    @precondition(lambda self: self.generating)
+    @rule(index=INDEX)
+    def end_decode_on(self, index: int) -> None:
+        self.world.end_decode_on(self.generating.pop(index % len(self.generating)))
+
+    @rule(index=INDEX, other_half=st.booleans())
+    def retarget(self, index: int, other_half: bool) -> None:
+        """The router sends a finished prompt to another receiver, whatever has become of the first."""
+        world = self.world
+        finished = [id for id in self.ids if id in world.p_of and id in world.p_tokens and id not in self.generating]
+        finished = [id for id in finished if not world.p_ends[id] and id not in world.unpinned]
+        if finished:
+            id, new_id = finished[index % len(finished)], f"r{len(self.ids)}"
+            self.ids.append(new_id)
+            world.num_tokens[new_id] = world.num_tokens[id]
+            world.retarget(id, new_id)
+            if other_half:
+                world.expect(new_id)
 
     @rule(index=INDEX, how=st.sampled_from(["not_needed", "abort"]))
     def end_at_sender(self, index: int, how: str) -> None:
@@ -151,13 +196,16 @@ class HandOffs(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         world = self.world
+        while self.generating:
+            self.end_decode_on(0)
         world.run(1.0)
         # The nodes' own deadlines: requests that the other half never reached, and prompts that are not computed.
         for id in list(world.d_of):
             if id not in world.p_of:
                 world.cancel(id)
         for id in list(world.p_of):
-            world.compute(id)
+            if id not in world.unpinned:
+                world.compute(id)
         world.run(BOUND_S)
         # Nobody tells a receiver of a hand-off that was never offered; the router does, when the sender's half fails.
         for id, d_link in world.d_of.items():
@@ -177,6 +225,7 @@ class HandOffs(RuleBasedStateMachine):
             assert d_link._receiver.describe() == {}, "the receiver still speaks of something"
         assert set(world.num_free_slots()) <= {world.num_slots}, "slots leaked"
         # And it works again.
+        world.num_tokens["last"] = 40
         world.expect("last")
         world.offer("last", 40)
         world.compute("last")

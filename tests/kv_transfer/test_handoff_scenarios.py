@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
+from msgspec import structs
 from pdserve_kv_transfer.effects import (
     BreakLink,
     Cancelled,
@@ -16,13 +19,30 @@ from pdserve_kv_transfer.effects import (
 )
 from pdserve_kv_transfer.sender import Sender
 from pdserve_kv_transfer.sender_link import LinkState
-from pdserve_protocol.handoff import Cancel, Done, Grant, NotNeeded, Offer, Region, Sent, State, Stopped
-from pdserve_protocol.timing import STOPPED_S
+from pdserve_protocol.handoff import (
+    Cancel,
+    Done,
+    Gone,
+    Grant,
+    NotNeeded,
+    Offer,
+    Region,
+    Resend,
+    Sent,
+    State,
+    Stopped,
+    Stopping,
+)
+from pdserve_protocol.timing import NO_PROGRESS_S, STOPPED_S
 from support.handoff_world import BLOCK_BYTES, FINAL, World, positions_of
+
+if TYPE_CHECKING:
+    from pdserve_kv_transfer.receiver import GrantPolicy
 
 
 def started(world: World, id: str = "a", num_tokens: int = 50, cached: tuple[int, ...] = ()) -> World:
     """Both halves are there and the offer is on its way."""
+    world.num_tokens[id] = num_tokens
     world.expect(id)
     world.offer(id, num_tokens, cached=cached)
     return world
@@ -174,6 +194,10 @@ def test_no_grant_in_thirty_seconds_ends_both_sides() -> None:
     while not world.wanted:
         world.step()
     world.wanted.clear()
+    # A prompt that is not computed is not kept waiting, however long it takes.
+    world.run(100.0)
+    assert world.p_ends["a"] == world.d_ends["a"] == []
+    world.compute("a")
     world.run(31.0)
     assert isinstance(world.p_ends["a"][0].outcome, Failed)  # type: ignore[union-attr]
     assert isinstance(world.d_ends["a"][0].outcome, Failed)  # type: ignore[union-attr]
@@ -299,16 +323,25 @@ def test_slots_of_a_cancelled_hand_off_stay_until_the_sender_has_stopped() -> No
     assert world.num_free_slots() == [8]
 
 
-def test_a_sender_that_does_not_stop_is_fenced_off() -> None:
-    # B32: bounded, also when the peer is alive but hangs.
+@pytest.mark.parametrize("answers", [True, False], ids=["it answers", "it does not answer"])
+def test_a_sender_that_does_not_stop_is_fenced_off(answers: bool) -> None:
+    # B32: bounded, also when the peer is alive but hangs. One that answers polls its writes, and is given their time.
     world = started(World(), num_tokens=32)
     started(world, "b", 32)
     world.settle()
     world.ready("a")
     world.cancel("a")
     flights, world.flights = world.flights, []
-    world.run(STOPPED_S + 1)
-    assert any("has not stopped" in reason for reason in world.lost)
+    limit_s = NO_PROGRESS_S if answers else STOPPED_S
+    for elapsed in range(int(limit_s / 0.25) + 4):
+        while world.network:
+            if not answers:
+                without_stopping(world)
+            if world.network:
+                world.deliver()
+        assert world.lost == [] or elapsed * 0.25 >= limit_s - 0.5
+        world.advance(0.25)
+    assert world.lost
     assert [region.fenced for region in world.regions.values()] == [True]
     assert isinstance(world.d_ends["b"][0], Ended)
     # Late bytes hit the fenced region only, and the next link has another one.
@@ -318,6 +351,18 @@ def test_a_sender_that_does_not_stop_is_fenced_off() -> None:
     world.compute("c")
     world.settle()
     completed(world, "c")
+
+
+def without_stopping(world: World) -> None:
+    """Takes every word about a write that is under way from what the sender says."""
+    kept = []
+    for message in world.network:
+        body = message.body
+        if isinstance(body, State):
+            body = structs.replace(body, entries=[e for e in body.entries if not isinstance(e, Stopping)])
+        if not isinstance(body, Stopping):
+            kept.append(structs.replace(message, body=body))
+    world.network = kept
 
 
 def test_cancel_while_the_sender_dies() -> None:
@@ -460,18 +505,255 @@ def test_an_old_state_is_dropped() -> None:
     drained(world)
 
 
-def test_a_corrupt_block_is_reported_and_not_used() -> None:
+def corrupt_landing(world: World, times: int = 1) -> int:
+    """The first block to land is damaged so often; its position."""
+    while not world.landings:
+        world.step()
+    landing = world.landings[0]
+    position = min(landing.pieces)
+    for number in range(times):
+        while not [found for found in world.landings if position in found.pieces]:
+            world.step()
+        world.corrupt(landing.pieces[position].slot)
+        for index, found in enumerate(list(world.landings)):
+            if position in found.pieces:
+                world.finish_landing(index)
+                break
+        assert world.d_ends["a"] == [] or number == times - 1
+    return position
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_corrupt_block_is_sent_again(times: int) -> None:
     world = started(World(), num_tokens=50)
     world.settle()
     world.compute("a")
-    while not world.landings:
-        world.step()
-    world.corrupt(slot=min(piece.slot for piece in world.landings[0].pieces.values()))
+    corrupt_landing(world, times)
     world.settle()
     end = completed(world)
-    assert len(end.bad_positions) == 1
+    assert end.bad_positions == frozenset()
+    assert (end.num_blocks, end.num_mismatches, end.num_resent) == (4, times, times)
+    drained(world)
+    assert world.lost == []
+
+
+def test_a_block_that_never_comes_right_is_a_hole() -> None:
+    world = started(World(), num_tokens=50)
+    world.settle()
+    world.compute("a")
+    position = corrupt_landing(world, times=3)
+    world.settle()
+    end = completed(world)
+    assert end.bad_positions == {position}
+    assert (end.num_blocks, end.num_mismatches, end.num_resent) == (3, 3, 2)
+    assert position not in world.cache["a"]
+    drained(world)
+
+
+def test_a_corrupt_block_of_an_early_chunk_is_sent_again_at_once() -> None:
+    world = started(World(), num_tokens=64)
+    world.settle()
+    world.ready("a", [0, 16])
+    corrupt_landing(world)
+    world.settle()
+    assert world.cache["a"].keys() == {0, 16}
+    world.compute("a")
+    world.settle()
+    assert completed(world).bad_positions == frozenset()
+
+
+@pytest.mark.parametrize("fate", ["lost", "doubled", "a State between"])
+def test_a_resend_is_done_once_whatever_becomes_of_its_messages(fate: str) -> None:
+    world = started(World(), num_tokens=50)
+    world.settle()
+    world.compute("a")
+    position = corrupt_landing(world)
+    resends = [m for m in world.network if isinstance(m.body, Resend)]
+    assert resends
+    if fate == "lost":
+        world.network = [m for m in world.network if m not in resends]
+    elif fate == "doubled":
+        world.network += resends
+    else:
+        # The sender's State still tells of the write that failed: it is not landed again.
+        world.network = [m for m in world.network if m not in resends]
+        world.advance(0.5)
+        for _ in range(len(world.network)):
+            world.deliver()
+        assert not [found for found in world.landings if position in found.pieces]
+    world.run(2.0)
+    end = completed(world)
+    assert (end.bad_positions, end.num_resent, end.num_mismatches) == (frozenset(), 1, 1)
+    drained(world)
+
+
+@pytest.mark.parametrize("fate", ["stopped", "gone", "dead"])
+def test_a_sender_that_ends_after_its_last_word_leaves_a_hole_and_no_failure(fate: str) -> None:
+    world = started(World(num_slots=16), num_tokens=50)
+    world.settle()
+    world.compute("a")
+    position = corrupt_landing(world)
+    world.network = [m for m in world.network if not isinstance(m.body, Resend)]
+    while world.landings:
+        world.finish_landing()
+    world.network = [m for m in world.network if not isinstance(m.body, Resend)]
+    if fate == "stopped":
+        world.abort("a")
+    elif fate == "gone":
+        link = world.d_of["a"]
+        world.do(link, link._out(link._receiver.on_message(Gone(id="a"), world.now), world.now))
+    else:
+        world.start_p()
+    world.run(4.0)
+    (end,) = world.d_ends["a"]
+    assert isinstance(end, Completed)
+    assert end.bad_positions == {position}
     assert end.num_blocks == 3
-    assert not end.bad_positions & world.cache["a"].keys()
+
+
+def test_cancel_while_a_block_is_sent_again() -> None:
+    world = started(World(), num_tokens=50)
+    world.settle()
+    world.compute("a")
+    corrupt_landing(world)
+    while not world.flights:
+        world.deliver()
+    world.cancel("a")
+    while world.network:
+        world.deliver()
+    assert world.num_free_slots() != [world.num_slots], "the sender still writes"
+    world.settle()
+    assert world.d_ends["a"] == [Ended("a", Cancelled())]
+    assert world.p_ends["a"] == [Ended("a", Cancelled())]
+    drained(world)
+
+
+@pytest.mark.parametrize("tries", [{0: 2}, {16: 1}, {64: 1}])
+def test_a_wrong_resend_ends_the_hand_off(tries: dict[int, int]) -> None:
+    sender = Sender(block_size=16)
+    sender.set_region(Region(name="r", num_slots=8, slot_bytes=BLOCK_BYTES, metadata=b""))
+    sender.offer("a", 32, 0.0, 0.0)
+    sender.on_message(Grant(id="a", region="r", needed=[0, 16], slots={0: 3}), 0.0)
+    sender.ready("a", [0], 0.0)
+    sender.on_written("a", {0: b"d"}, 0.0)
+    effects = sender.on_message(Resend(id="a", tries=tries), 0.0)
+    assert [type(effect) for effect in effects] == [Send, Ended]
+
+
+def test_after_done_a_resend_is_answered_gone() -> None:
+    sender = Sender(block_size=16)
+    assert sender.on_message(Resend(id="a", tries={0: 1}), 0.0) == [Send(Gone(id="a"))]
+
+
+# When blocks are reserved.
+
+
+def test_dispatch_reserves_as_soon_as_the_request_is_here() -> None:
+    world = World(grant_policy="dispatch")
+    world.num_tokens["a"] = 50
+    world.expect("a")
+    assert list(world.wanted) == ["a"], "before any offer"
+    world.cached["a"] = set()
+    world.grant("a")
+    world.offer("a", 50)
+    world.compute("a")
+    world.settle()
+    assert completed(world).timings.grant_s == 0.0
+    drained(world)
+
+
+def test_finished_reserves_when_the_prompt_is_computed() -> None:
+    world = started(World(grant_policy="finished"))
+    world.settle()
+    world.ready("a")
+    world.run(40.0)
+    assert world.granted == set()
+    assert world.d_ends["a"] == []
+    world.finish("a")
+    world.settle()
+    completed(world)
+    drained(world)
+
+
+def test_finished_hears_it_from_a_state_too() -> None:
+    world = started(World(grant_policy="finished"))
+    world.settle()
+    world.compute("a")
+    world.network.clear()
+    world.run(1.0)
+    completed(world)
+
+
+@pytest.mark.parametrize("policy", ["offer", "dispatch", "finished"])
+def test_halves_of_different_lengths_are_refused(policy: GrantPolicy) -> None:
+    world = World(grant_policy=policy)
+    world.num_tokens["a"] = 50
+    world.expect("a")
+    world.offer("a", 49)
+    world.compute("a")
+    world.settle()
+    for ends in (world.p_ends, world.d_ends):
+        (end,) = ends["a"]
+        assert isinstance(end, Ended)
+        assert isinstance(end.outcome, Refused)
+        assert "49 tokens offered, 50 expected" in end.outcome.reason
+    drained(world)
+
+
+# Holds.
+
+
+def held_without_a_grant(num_tokens: int = 50) -> World:
+    world = started(World(), num_tokens=num_tokens)
+    while not world.wanted:
+        world.step()
+    world.compute("a")
+    while world.network:
+        world.deliver()
+    return world
+
+
+def test_a_hold_that_was_unpinned_is_computed_again_and_its_token_is_not_sampled_again() -> None:
+    world = held_without_a_grant()
+    world.unpin("a")
+    world.settle()
+    end = completed(world)
+    assert end.final == FINAL
+    assert end.bad_positions == frozenset()
+
+
+def test_a_sender_goes_on_generating_while_the_receiver_is_full() -> None:
+    world = held_without_a_grant()
+    for _ in range(3):
+        world.begin_decode_on("a")
+        world.run_without_grants(20.0)
+        world.end_decode_on("a")
+    world.settle()
+    assert completed(world).final.token_ids == [7, 8, 9, 10]
+    drained(world)
+
+
+def test_a_grant_that_comes_while_a_token_is_generated_waits_for_it() -> None:
+    world = held_without_a_grant(num_tokens=50)
+    world.begin_decode_on("a")
+    world.settle()
+    assert world.d_ends["a"] == []
+    assert 48 not in world.written_positions["a"], "the block that the step writes to is not sent"
+    world.end_decode_on("a")
+    world.settle()
+    assert completed(world).final.token_ids == [7, 8]
+
+
+def test_retarget_ends_the_old_id_and_offers_the_blocks_anew() -> None:
+    world = held_without_a_grant()
+    world.num_tokens["a2"] = 50
+    world.start_d()
+    world.expect("a2")
+    world.retarget("a", "a2")
+    world.run(4.0)
+    assert isinstance(world.p_ends["a"][0], Ended)
+    completed(world, "a2")
+    drained(world)
 
 
 def test_a_failed_write_breaks_the_link_and_a_new_one_works() -> None:
@@ -538,14 +820,19 @@ def test_a_prompt_may_take_as_long_as_it_takes(cached: tuple[int, ...]) -> None:
     drained(world)
 
 
-def test_a_last_sent_without_what_it_should_have_brought_is_cancelled() -> None:
+def test_after_a_last_sent_what_does_not_come_is_not_waited_for() -> None:
     world = started(World())
     world.settle()
+    world.p_tokens["a"] = [7]
     link = world.d_of["a"]
     world.do(link, link._out(link._receiver.on_message(Sent(id="a", digests={}, final=FINAL), world.now), world.now))
-    world.run(11.0)
-    assert isinstance(world.d_ends["a"][0], Ended)
-    assert world.p_ends["a"] == [Ended("a", Cancelled())]
+    world.run_without_grants(NO_PROGRESS_S - 1)
+    assert world.d_ends["a"] == []
+    world.corrupted = True
+    world.run(2.0)
+    (end,) = world.d_ends["a"]
+    assert isinstance(end, Completed)
+    assert end.bad_positions == {0, 16, 32, 48}
     assert world.lost == []
     drained(world)
 
@@ -656,7 +943,7 @@ def test_the_receiver_is_told_nothing_after_a_failed_write() -> None:
     sender.offer("a", 16, 0.0, 0.0)
     sender.ready("a", [0], 0.0)
     sender.on_message(Grant(id="a", region="r", needed=[0], slots={0: 3}), 0.0)
-    assert sender.on_message(Cancel(id="a"), 0.0) == []
+    assert sender.on_message(Cancel(id="a"), 0.0) == [Send(Stopping(id="a"))]
     effects = sender.on_write_failed("a", [0], "broken", 0.0)
     assert [type(effect) for effect in effects] == [BreakLink, Ended]
     assert sender.describe() == {}

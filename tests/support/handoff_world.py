@@ -14,6 +14,8 @@ from pdserve_kv_transfer.effects import (
     Connect,
     Ended,
     FenceRegion,
+    Granted,
+    HandedOver,
     Land,
     LinkLost,
     NeedRegion,
@@ -21,6 +23,7 @@ from pdserve_kv_transfer.effects import (
     WantBlocks,
     Write,
 )
+from pdserve_kv_transfer.incoming import MAX_TRIES
 from pdserve_kv_transfer.link import stale_boot
 from pdserve_kv_transfer.receiver_link import ReceiverLink
 from pdserve_kv_transfer.sender_link import LinkState, SenderLink
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from pdserve_kv_transfer.effects import Effect, Piece
+    from pdserve_kv_transfer.receiver import GrantPolicy
 
 BLOCK_SIZE = 16
 BLOCK_BYTES = 1024
@@ -41,7 +45,7 @@ FINAL = Final(token_ids=[7], logprobs=None)
 def identity(boot_id: str, **changes: object) -> NodeIdentity:
     """A node that gets on with every other one made here, unless ``changes`` say otherwise."""
     layout = KVLayout(
-        block_size=BLOCK_SIZE, num_layers=2, num_kv_heads=2, head_dim=4, dtype="float32", block_bytes=BLOCK_BYTES
+        block_size=BLOCK_SIZE, num_layers=2, num_kv_heads=2, head_dim=2, dtype="float32", block_bytes=BLOCK_BYTES
     )
     values: dict[str, object] = {
         "boot_id": boot_id,
@@ -97,8 +101,9 @@ class SimRegion:
 class World:
     """P, D and what is between them. Nothing moves unless told."""
 
-    def __init__(self, num_slots: int = 8) -> None:
+    def __init__(self, num_slots: int = 8, grant_policy: GrantPolicy = "offer") -> None:
         self.now = 1000.0
+        self.grant_policy = grant_policy
         self.num_slots = num_slots
         self.boots = 0
         self.network: list[PeerMessage] = []
@@ -114,7 +119,12 @@ class World:
         self.num_links = 0
         self.num_tokens: dict[str, int] = {}
         self.cached: dict[str, set[int]] = {}
-        self.wanted: dict[str, int] = {}
+        self.wanted: dict[str, None] = {}
+        self.p_has: dict[str, set[int]] = {}
+        self.p_tokens: dict[str, list[int]] = {}
+        self.granted: set[str] = set()
+        self.unpinned: set[str] = set()
+        self.to_compute_again: list[str] = []
         self.p_of: dict[str, SenderLink] = {}
         self.d_of: dict[str, ReceiverLink] = {}
         self.p_ends: dict[str, list[Effect]] = {}
@@ -142,6 +152,7 @@ class World:
         for flight in self.flights:
             flight.given_up = True
         self.p_of = {id: link for id, link in self.p_of.items() if link not in gone}
+        self.to_compute_again = []
 
     def start_d(self, **changes: object) -> None:
         """D (again): its memory is gone."""
@@ -168,7 +179,7 @@ class World:
 
     def d_link(self, p_boot: str) -> ReceiverLink:
         if p_boot not in self.d_links:
-            self.d_links[p_boot] = ReceiverLink(self.d, p_boot)
+            self.d_links[p_boot] = ReceiverLink(self.d, p_boot, grant_policy=self.grant_policy)
         return self.d_links[p_boot]
 
     # The engines.
@@ -179,20 +190,55 @@ class World:
         link = self.p_link()
         self.p_of[id] = link
         self.p_ends[id] = []
+        self.p_has[id] = set()
         self.do(link, link.offer(id, num_tokens, 0.0, self.now))
 
     def expect(self, id: str) -> None:
         link = self.d_link(self.p.boot_id)
         self.d_of[id] = link
         self.d_ends[id] = []
-        self.do(link, link.expect(id, self.now))
+        self.do(link, link.expect(id, self.num_tokens.setdefault(id, 50), self.now))
 
     def ready(self, id: str, positions: Iterable[int] | None = None) -> None:
         positions = positions_of(self.num_tokens[id]) if positions is None else positions
+        self.p_has[id].update(positions)
         self.on_p(id, lambda link: link.ready(id, positions, self.now))
 
     def finish(self, id: str) -> None:
-        self.on_p(id, lambda link: link.finish(id, FINAL, self.now))
+        if id not in self.p_tokens:
+            self.p_tokens[id] = list(FINAL.token_ids)
+        final = Final(token_ids=list(self.p_tokens[id]), logprobs=None)
+        self.on_p(id, lambda link: link.finish(id, final, self.now))
+
+    def is_hold(self, id: str) -> bool:
+        """Finished at P, with its blocks, and without a grant."""
+        computed = self.p_has.get(id, set()) >= set(positions_of(self.num_tokens[id])) and id in self.p_tokens
+        return computed and id in self.p_of and not self.p_ends[id] and id not in self.granted
+
+    def unpin(self, id: str) -> None:
+        """P gives the blocks of a hold to others."""
+        assert self.is_hold(id)
+        self.p_has[id] = set()
+        self.unpinned.add(id)
+        self.on_p(id, lambda link: link.unpinned(id))
+
+    def begin_decode_on(self, id: str) -> None:
+        """P generates a token of a hold by itself; ``end_decode_on`` follows."""
+        assert self.is_hold(id)
+        last = {positions_of(self.num_tokens[id])[-1]}
+        self.p_has[id] -= last
+        self.on_p(id, lambda link: link.reopen(id, last))
+
+    def end_decode_on(self, id: str) -> None:
+        self.p_tokens[id].append(self.p_tokens[id][-1] + 1)
+        self.compute(id)
+
+    def retarget(self, id: str, new_id: str) -> None:
+        """The old id ends, the blocks are offered anew."""
+        self.abort(id)
+        self.p_tokens[new_id] = list(self.p_tokens.get(id, FINAL.token_ids))
+        self.offer(new_id, self.num_tokens[id], cached=self.cached[id])
+        self.compute(new_id)
 
     def compute(self, id: str) -> None:
         """All blocks and the first token."""
@@ -210,18 +256,18 @@ class World:
 
     def grant(self, id: str) -> None:
         """D has room."""
-        num_tokens = self.wanted.pop(id)
-        needed = [p for p in positions_of(num_tokens) if p not in self.cached[id]]
+        del self.wanted[id]
+        needed = [p for p in positions_of(self.num_tokens[id]) if p not in self.cached[id]]
         self.on_d(id, lambda link: link.grant(id, needed, self.now))
 
     def refuse(self, id: str) -> None:
         self.wanted.pop(id)
         self.on_d(id, lambda link: link.refuse(id, "does not fit", self.now))
 
-    def on_p(self, id: str, verb: Callable[[SenderLink], list[Effect]]) -> None:
+    def on_p(self, id: str, verb: Callable[[SenderLink], list[Effect] | None]) -> None:
         link = self.p_of.get(id)
         if link is not None:
-            self.do(link, verb(link))
+            self.do(link, verb(link) or [])
 
     def on_d(self, id: str, verb: Callable[[ReceiverLink], list[Effect]]) -> None:
         link = self.d_of.get(id)
@@ -307,6 +353,8 @@ class World:
             self.finish_landing()
         elif self.wanted:
             self.grant(next(iter(self.wanted)))
+        elif self.to_compute_again:
+            self.compute(self.to_compute_again.pop(0))
         else:
             return False
         return True
@@ -317,6 +365,13 @@ class World:
             self.settle()
             self.advance(TICK_S)
         self.settle()
+
+    def run_without_grants(self, seconds: float) -> None:
+        """Time passes and messages arrive, but D has no room and nothing else moves."""
+        for _ in range(round(seconds / TICK_S)):
+            while self.network:
+                self.deliver()
+            self.advance(TICK_S)
 
     def open_region(self) -> None:
         link = self.opening.pop(0)
@@ -353,7 +408,15 @@ class World:
             case Write(id=id, slots=slots):
                 assert not self.p_ends[id], "a write after the end"
                 assert not set(slots) & self.cached[id], "what the receiver caches is never sent"
+                assert self.p_has[id] >= set(slots), "blocks that are somebody else's, or not final, are sent"
+                assert id in self.granted
                 self.flights.append(Flight(link, self.connected_to[link], id, dict(slots)))
+            case Granted(id=id):
+                assert id not in self.granted, "two grants"
+                self.granted.add(id)
+                if id in self.unpinned:
+                    self.unpinned.remove(id)
+                    self.to_compute_again.append(id)
             case Ended(id=id):
                 assert not self.p_ends[id], "two ends"
                 under_way = [f for f in self.flights if f.id == id and f.link is link and not f.given_up]
@@ -379,9 +442,9 @@ class World:
                 self.regions[self.region_of[link].name].fenced = True
             case LinkLost(reason=reason):
                 self.lost.append(reason)
-            case WantBlocks(id=id, num_tokens=num_tokens):
+            case WantBlocks(id=id):
                 assert not self.d_ends[id]
-                self.wanted[id] = num_tokens
+                self.wanted[id] = None
             case Land(id=id, pieces=pieces):
                 assert not self.d_ends[id], "a landing after the end"
                 self.landings.append(Landing(link, self.region_of[link].name, id, dict(pieces)))
@@ -401,14 +464,22 @@ class World:
 
     def _check_completed(self, completed: Completed) -> None:
         id = completed.id
-        assert completed.final == FINAL
+        assert completed.final.token_ids == self.p_tokens[id], "tokens are missing, or others were generated since"
         needed = set(positions_of(self.num_tokens[id])) - self.cached[id]
         landed = self.cache.get(id, {})
         assert completed.bad_positions | landed.keys() == needed
         assert completed.num_blocks == len(needed) - len(completed.bad_positions)
         for position in needed - completed.bad_positions:
             assert landed[position] == content(id, position)
-        assert self.corrupted or not completed.bad_positions
+        assert completed.num_resent <= MAX_TRIES * len(needed)
+        if not self.corrupted and completed.bad_positions:
+            assert not self.p_is_well(id), "nothing was corrupt and the sender was there"
+
+    def p_is_well(self, id: str) -> bool:
+        """P knows of nothing wrong with this hand-off."""
+        link = self.p_of.get(id)
+        ends = self.p_ends[id]
+        return link is not None and link.state is LinkState.UP and ends in ([], [Ended(id, HandedOver())])
 
     def _check_slot(self, flight: Flight, position: int, slot: int) -> None:
         """A slot that may be written is nobody else's: ask the receiver who holds it."""

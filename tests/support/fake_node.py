@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 RouterSays = Hello | Ping | GetTokenizer | AddRequest | AbortRequests
-LAYOUT = KVLayout(block_size=16, num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=8192)
+LAYOUT = KVLayout(block_size=16, num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=4096)
 PREFILL_PROOF = PrefillProof(queue_s=0.001, prefill_s=0.02, cached_tokens=2, computed_tokens=3)
 TRANSFER_PROOF = TransferProof(
     transport="fake",

@@ -1,4 +1,4 @@
-"""Thousands of requests over nodes that are killed, links that lose, KV writes that go wrong: `make chaos`, `make soak`.
+"""Thousands of requests over nodes that are killed, links that lose, writes that go wrong: `make chaos`, `make soak`.
 
     python tests/chaos.py --requests 20000                   the oracle: a single wrong KV entry fails its request
     python tests/chaos.py --model smollm2 --requests 2000    a real model: every answer as without faults, or an error

@@ -8,6 +8,7 @@ import re
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from pdserve_kv_transfer.digest import DIGEST_NAME, NO_DIGEST
 from pdserve_protocol.door import CLUSTER_KEY_VARIABLE, cluster_key
 from pdserve_protocol.timing import DRAIN_TIMEOUT_S
 
@@ -102,7 +103,16 @@ def parse_node_args(
         type=memory_size,
         default=None,
         metavar="SIZE",
-        help="for example 2GiB; by default a quarter of the free memory, 4 GiB at most",
+        help="for example 2GiB; by default a quarter of the free memory, 4 GiB at most; of a GPU 85 %% of what is free",
+    )
+    engine.add_argument(
+        "--device",
+        choices=["auto", "cpu", "cuda"],
+        default="auto",
+        help="where weights and KV cache lie; auto is the GPU where there is one (default: %(default)s)",
+    )
+    engine.add_argument(
+        "--enforce-eager", action="store_true", help="on a GPU: no CUDA graphs of decode steps, for debugging"
     )
     engine.add_argument(
         "--threads", type=positive, default=None, help="compute threads; by default one per core this process may use"
@@ -126,7 +136,32 @@ def parse_node_args(
     network.add_argument(
         "--kv-trusted-network",
         action="store_true",
-        help="KV blocks may travel off loopback; the transport under NIXL is neither encrypted nor authenticated",
+        help="KV blocks may travel off loopback, where they are not encrypted, and with NIXL not authenticated",
+    )
+    network.add_argument(
+        "--kv-connector",
+        default=None,
+        metavar="NAME,...",
+        help="what carries KV blocks, best first: nixl, tcp, or another that is installed (default: nixl,tcp; "
+        "tcp where NIXL is not installed)",
+    )
+    network.add_argument(
+        "--kv-wire-dtype",
+        choices=["auto", "bfloat16", "int8", "fp8"],
+        default="auto",
+        help="how numbers of KV blocks travel, the same on all nodes; int8 and fp8 halve the bytes and lose digits "
+        "(default: %(default)s, as they are cached)",
+    )
+    network.add_argument(
+        "--kv-encrypt",
+        action="store_true",
+        help="KV blocks are encrypted and authenticated by the cluster key on their way; on all nodes or on none",
+    )
+    network.add_argument(
+        "--kv-digest",
+        choices=[DIGEST_NAME, NO_DIGEST],
+        default=DIGEST_NAME,
+        help="of KV blocks on their way; none, for measurements, lets damaged blocks pass (default: %(default)s)",
     )
 
     operation = parser.add_argument_group("operation")

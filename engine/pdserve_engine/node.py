@@ -11,11 +11,10 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from pdserve_kv_transfer.connectors import CONNECTORS
-from pdserve_kv_transfer.digest import DIGEST_NAME
-from pdserve_kv_transfer.errors import TransferError
+from pdserve_kv_transfer.connector import Network
+from pdserve_kv_transfer.connectors import default_connectors, make_connector, parse_connectors
+from pdserve_kv_transfer.errors import SealKeyMissing, TransferError
 from pdserve_kv_transfer.mover import DEFAULT_REGION_BYTES, Mover
-from pdserve_kv_transfer.ucx import configure_ucx
 from pdserve_protocol.door import check_door, is_loopback
 from pdserve_protocol.errors import ProtocolError
 from pdserve_protocol.node import NodeIdentity, NodeInfo, TokenizerFiles
@@ -23,8 +22,8 @@ from pdserve_text.errors import TextError
 from pdserve_text.files import load_tokenizer_files, tokenizer_id
 
 from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
-from pdserve_engine.door import NodeDoor
 from pdserve_engine.errors import EngineError, UntrustedNetwork
+from pdserve_engine.faulty_door import open_door
 from pdserve_engine.models.errors import ModelError
 from pdserve_engine.proc import EngineCoreProc
 from pdserve_engine.weights import resolve_model
@@ -34,7 +33,7 @@ from pdserve_engine.worker import Worker
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from pdserve_kv_transfer.connector import Connector
     from pdserve_protocol.node import Role
@@ -46,7 +45,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONNECTOR_NAMES = ["nixl"]
+AUTHENTICATED_CONNECTORS = {"tcp"}
+"""Those that let nobody in without the cluster key; what they carry encrypted may leave loopback."""
 
 
 def run_node(
@@ -55,7 +55,7 @@ def run_node(
     *,
     send_policy: SendPolicy | None = None,
     receive_policy: ReceivePolicy | None = None,
-    connectors: Mapping[str, Connector] = CONNECTORS,
+    wrap_connector: Callable[[Connector], Connector] = lambda connector: connector,
     region_bytes: int = DEFAULT_REGION_BYTES,
     make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
 ) -> int:
@@ -63,7 +63,7 @@ def run_node(
 
     Args:
         args: of ``parse_node_args``.
-        connectors: by name; those named in CONNECTOR_NAMES are used.
+        wrap_connector: what is done to each KV connector before it is used; drills use it.
         region_bytes: of the landing region of each peer.
         make_worker: what computes.
     """
@@ -76,7 +76,7 @@ def run_node(
             args,
             send_policy=send_policy,
             receive_policy=receive_policy,
-            connectors=connectors,
+            wrap_connector=wrap_connector,
             region_bytes=region_bytes,
             make_worker=make_worker,
         )
@@ -103,7 +103,7 @@ def build_node(
     *,
     send_policy: SendPolicy | None = None,
     receive_policy: ReceivePolicy | None = None,
-    connectors: Mapping[str, Connector] = CONNECTORS,
+    wrap_connector: Callable[[Connector], Connector] = lambda connector: connector,
     region_bytes: int = DEFAULT_REGION_BYTES,
     make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
 ) -> EngineCoreProc:
@@ -113,12 +113,17 @@ def build_node(
         ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError: told to the operator.
     """
     check_door(args.host, args.cluster_key, args.insecure)
-    if not args.kv_trusted_network and not is_loopback(args.host):
+    specs = parse_connectors(args.kv_connector or default_connectors())
+    is_closed = args.kv_encrypt and {spec.name for spec in specs} <= AUTHENTICATED_CONNECTORS
+    if not args.kv_trusted_network and not is_closed and not is_loopback(args.host):
         raise UntrustedNetwork(args.host)
-    configure_ucx(args.host)
+    if args.kv_encrypt and args.cluster_key is None:
+        raise SealKeyMissing
+    network = Network(host=args.host, advertise_host=args.advertise_host, cluster_key=args.cluster_key)
+    connectors = {spec.name: wrap_connector(make_connector(spec, network)) for spec in specs}
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     # The port is taken first: that it is not free should not be learnt after loading a model.
-    door = NodeDoor(args.host, args.port, args.cluster_key, inbox.put)
+    door = open_door(args.host, args.port, args.cluster_key, inbox.put, [spec.faults for spec in specs])
     with ExitStack() as unless_wired:
         unless_wired.callback(door.close)
         folder = resolve_model(args.model)
@@ -130,14 +135,22 @@ def build_node(
                     max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens
                 ),
                 num_threads=args.threads,
+                device=args.device,
+                enforce_eager=args.enforce_eager,
             ),
             make_worker=make_worker,
         )
         files = load_tokenizer_files(folder)
         tokenizer = TokenizerFiles(tokenizer_id=tokenizer_id(files), files=files)
-        mover = Mover(worker.kv_bytes(), inbox.put, connectors=connectors, region_bytes=region_bytes)
+        mover = Mover(
+            worker.kv_bytes(),
+            inbox.put,
+            connectors=connectors,
+            region_bytes=region_bytes,
+            secret=args.cluster_key,
+        )
         unless_wired.callback(mover.close)
-        for name in CONNECTOR_NAMES:
+        for name in connectors:
             mover.prepare(name)
         unless_wired.pop_all()
     info = NodeInfo(
@@ -148,8 +161,10 @@ def build_node(
             tokenizer_id=tokenizer.tokenizer_id,
             numerics=worker.numerics,
             layout=worker.layout,
-            digest=DIGEST_NAME,
-            connectors=CONNECTOR_NAMES,
+            digest=args.kv_digest,
+            connectors=list(connectors),
+            kv_wire_dtype=args.kv_wire_dtype,
+            kv_encrypt=args.kv_encrypt,
         ),
         served_model_name=args.served_model_name or args.model.rstrip("/").rpartition("/")[2],
         port=door.port,

@@ -15,7 +15,6 @@ from pdserve_decode_node.policy import GrantWhenRoom
 from pdserve_engine.args import parse_node_args
 from pdserve_engine.node import run_node
 from pdserve_kv_transfer.connector import Connector
-from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.slow import slow
 from pdserve_prefill_node.policy import RecentSpeed
 
@@ -80,8 +79,11 @@ def main(role: str, setting: str, argv: Sequence[str]) -> int:
     if role == "decode":
         return run_node("decode", args, receive_policy=GrantWhenRoom(), region_bytes=int(setting))
     folder = Path(setting)
-    connectors = {name: corrupt(slow(it, gate=(folder / "gate").exists), folder) for name, it in CONNECTORS.items()}
-    return run_node("prefill", args, send_policy=RecentSpeed(), connectors=connectors)
+
+    def drilled(connector: Connector) -> Connector:
+        return corrupt(slow(connector, gate=(folder / "gate").exists), folder)
+
+    return run_node("prefill", args, send_policy=RecentSpeed(), wrap_connector=drilled)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from pdserve_engine.args import parse_node_args
 from pdserve_engine.node import run_node
-from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.slow import slow
 from pdserve_prefill_node.policy import RecentSpeed
 
@@ -16,5 +16,5 @@ if __name__ == "__main__":
     args = parse_node_args(
         "prefill-node", "held back", default_port=7001, max_num_batched_tokens=512, argv=sys.argv[2:]
     )
-    connectors = {name: slow(connector, gate=gate.exists) for name, connector in CONNECTORS.items()}
-    sys.exit(run_node("prefill", args, send_policy=RecentSpeed(), connectors=connectors))
+    wrap = partial(slow, gate=gate.exists)
+    sys.exit(run_node("prefill", args, send_policy=RecentSpeed(), wrap_connector=wrap))

@@ -38,6 +38,7 @@ def build_app(serving: Serving, registry: NodeRegistry, metrics: RouterMetrics) 
         [
             web.post("/v1/chat/completions", serving.chat),
             web.post("/v1/completions", serving.completion),
+            web.post("/v1/responses", serving.responses),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             web.get("/health", status.health),

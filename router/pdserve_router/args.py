@@ -18,14 +18,17 @@ from pdserve_protocol.door import (
 )
 from pdserve_protocol.errors import AddressError
 from pdserve_protocol.timing import DRAIN_TIMEOUT_S, REQUEST_TIMEOUT_S
+from pdserve_text.reasoning import REASONING_PARSERS
+from pdserve_text.tool_parsers import TOOL_PARSERS
 
 from pdserve_router.errors import ArgumentError
+from pdserve_router.parsers import AUTO, NONE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _DESCRIPTION = """\
-The OpenAI API (/v1/chat/completions, /v1/completions) in front of any number of prefill and decode nodes.
+The OpenAI API (chat completions, completions, responses) in front of any number of prefill and decode nodes.
 
 Each request is prefilled on one node and decoded on another; the first token is streamed before the KV has moved.
 Without --prefill the decode nodes do both. Nodes may start later, stop and come back at any time.
@@ -37,7 +40,7 @@ examples:
   router --decode 127.0.0.1                                    aggregated serving on one node
 
 SIGTERM or Ctrl-C: running requests finish within --drain-timeout, new ones are answered 503. A second one ends at once.
-Also served: /v1/models /health /ready /metrics /version.
+Also served: /v1/models /tokenize /detokenize /openapi.json /health /ready /metrics /version.
 """
 
 
@@ -50,6 +53,8 @@ class RouterConfig:
     host: str
     port: int
     tokenizer: Path | None
+    tool_call_parser: str = AUTO
+    reasoning_parser: str = AUTO
     cluster_key: str | None
     request_timeout_s: float
     drain_timeout_s: float
@@ -71,6 +76,18 @@ def build_parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FOLDER",
         help="Hugging Face folder with tokenizer.json, instead of what the nodes hand over",
+    )
+    add(
+        "--tool-call-parser",
+        default=AUTO,
+        choices=[AUTO, NONE, *TOOL_PARSERS],
+        help="format of the model's function calls (default: %(default)s, what its chat template shows)",
+    )
+    add(
+        "--reasoning-parser",
+        default=AUTO,
+        choices=[AUTO, NONE, *REASONING_PARSERS],
+        help="how the model's thinking is told from its answer (default: %(default)s, what its chat template shows)",
     )
     add(
         "--cluster-key",
@@ -132,6 +149,8 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> RouterConfig:
         host=args.host,
         port=args.port,
         tokenizer=args.tokenizer,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
         cluster_key=cluster_key(args.cluster_key, environ),
         request_timeout_s=args.request_timeout,
         drain_timeout_s=args.drain_timeout,

@@ -129,8 +129,10 @@ class Dispatcher:
         timeout_s: float,
         client_id: str,
         cache_salt: str,
+        choice: int = 0,
+        beside: Attempt | None = None,
     ) -> Attempt:
-        """Send the halves of a request to the nodes chosen for it.
+        """Send the halves of a request to the nodes chosen for it: those of ``beside``, if they are still there.
 
         The caller must ``close`` the attempt, whatever happens.
 
@@ -138,7 +140,10 @@ class Dispatcher:
             NotReady: no node can take it.
             NodeLost: a chosen node died just now.
         """
-        mode, nodes = self._choose(served, sampling.max_tokens)
+        if beside is not None and all(node.boot_id == beside.boot_ids[half] for half, node in beside.nodes.items()):
+            mode, nodes = beside.mode, beside.nodes
+        else:
+            mode, nodes = self._choose(served, sampling.max_tokens)
         attempt = Attempt(secrets.token_hex(16), mode, nodes)
         self._live[attempt.id] = attempt
         prefill, decode = nodes.get(Half.PREFILL), nodes.get(Half.DECODE)
@@ -159,6 +164,7 @@ class Dispatcher:
                         timeout_s=timeout_s,
                         send_to=send_to,
                         receive_from=receive_from,
+                        choice=choice,
                         client_id=client_id,
                         cache_salt=cache_salt,
                     )

@@ -21,6 +21,7 @@ from pdserve_router.args import parse_args
 from pdserve_router.dispatcher import Dispatcher
 from pdserve_router.errors import ArgumentError
 from pdserve_router.metrics import RouterMetrics
+from pdserve_router.parsers import ParserChoice
 from pdserve_router.registry import NodeRegistry
 from pdserve_router.serving import Serving
 from pdserve_router.text_model import TextModel
@@ -53,7 +54,13 @@ class RouterServer:
             nodes = self._registry.of_role(role)
             metrics.watch_nodes(role, lambda nodes=nodes: sum(node.info is not None for node in nodes))  # type: ignore[misc]
         self._dispatcher = Dispatcher(metrics, disaggregated=bool(config.prefill))
-        self._serving = Serving(self._registry, self._dispatcher, metrics, timeout_s=config.request_timeout_s)
+        self._serving = Serving(
+            self._registry,
+            self._dispatcher,
+            metrics,
+            timeout_s=config.request_timeout_s,
+            parsers=ParserChoice(config.tool_call_parser, config.reasoning_parser),
+        )
         app = build_app(self._serving, self._registry, metrics)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False

@@ -1,7 +1,7 @@
 """Tokens of one output become text: incremental detokenization, stop strings, log probabilities.
 
 Rule for what is counted and shown: usage counts every generated token, also an end token and the tokens of a matched
-stop string; text and log probabilities hold neither.
+stop string; text and log probabilities hold neither, unless the client wants the stop included.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ class OutputProcessor:
         stop: strings that end the output and are not part of it.
         min_tokens: stop strings are not looked for in the text of the first so many tokens.
         with_logprobs: the tokens come with log probabilities.
+        include_stop: the stop string, or the token, that ended the output is a part of its text.
+        skip_special_tokens: special tokens have no text.
 
     Attributes:
         num_tokens: generated tokens so far.
@@ -56,12 +58,17 @@ class OutputProcessor:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         with_logprobs: bool = False,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
         prompt_token_ids: Sequence[int] = (),
     ) -> None:
-        self._detokenizer = IncrementalDetokenizer(tokenizer, prompt_token_ids=prompt_token_ids)
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer, skip_special_tokens=skip_special_tokens, prompt_token_ids=prompt_token_ids
+        )
         self._stop = StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
         self._with_logprobs = with_logprobs
+        self._include_stop = include_stop
         self._pending: list[TokenEntry] = []
         self._made = 0
         self._shown = 0
@@ -72,9 +79,9 @@ class OutputProcessor:
     ) -> Delta:
         """Take the next tokens; with ``finished`` they are the last ones.
 
-        Its reason "stop" means that the last token is an end token, which is no text.
+        Its reason "stop" means that the last token is an end token, which is no text unless it was asked for.
         """
-        ends_itself = finished is not None and finished.reason == "stop"
+        ends_itself = finished is not None and finished.reason == "stop" and not self._include_stop
         if self._stop is None and not self._with_logprobs:
             self.num_tokens += len(token_ids)
             text = self._detokenizer.push(token_ids[:-1] if ends_itself else token_ids)
@@ -108,6 +115,8 @@ class OutputProcessor:
         if self._stop is None or self.num_tokens <= self._min_tokens:
             return text, False
         shown, matched = self._stop.push(text)
+        if matched is not None and self._include_stop:
+            shown += matched
         return shown, matched is not None
 
     def _released(self, text: str) -> list[TokenEntry]:

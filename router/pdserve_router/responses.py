@@ -1,6 +1,6 @@
-"""JSON bodies and stream chunks of the OpenAI API.
+"""JSON bodies and stream chunks of /v1/completions and /v1/chat/completions.
 
-A stream's chunks differ in little but the text, so that what they share is encoded once per request.
+A stream's chunks differ in little but the text, so that what they share is encoded once per choice.
 """
 
 from __future__ import annotations
@@ -10,13 +10,35 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET
+from pdserve_text.pieces import CallStart, Content, Reasoning
+
+from pdserve_router.http_errors import error_body
+from pdserve_router.openai_answers import (
+    CalledFunctionAnswer,
+    ChatChoice,
+    ChatCompletion,
+    ChatLogprobs,
+    ChatMessageAnswer,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+    PromptTokensDetails,
+    TokenLogprob,
+    ToolCallAnswer,
+    TopLogprob,
+    UsageAnswer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pdserve_protocol.outputs import FinishReason
+    from pdserve_text.pieces import Piece
     from pdserve_text.tokenizer import Tokenizer
 
+    from pdserve_router.errors import RouterError
+    from pdserve_router.openai_answers import AnswerReason
+    from pdserve_router.outcome import Outcome
     from pdserve_router.output_processor import TokenEntry
     from pdserve_router.proof import Proof
 
@@ -31,85 +53,107 @@ class Usage:
     num_output_tokens: int
     num_cached_tokens: int
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.num_prompt_tokens,
-            "completion_tokens": self.num_output_tokens,
-            "total_tokens": self.num_prompt_tokens + self.num_output_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.num_cached_tokens},
-        }
+    def answer(self) -> UsageAnswer:
+        return UsageAnswer(
+            prompt_tokens=self.num_prompt_tokens,
+            completion_tokens=self.num_output_tokens,
+            total_tokens=self.num_prompt_tokens + self.num_output_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.num_cached_tokens),
+        )
 
 
 class ChatFormat:
     """Shapes of /v1/chat/completions."""
 
     id_prefix = "chatcmpl-"
-    plain_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     text_start = b'"delta":{"content":'
     text_end = b'},"logprobs":'
 
-    def plain_choice(self, text: str, logprobs: Any, reason: FinishReason) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": reason}
+    def plain(self, head: dict[str, Any], outcomes: Sequence[tuple[Outcome, Any]], **rest: Any) -> ChatCompletion:
+        several = len(outcomes) > 1
+        choices = [
+            ChatChoice(
+                index=o.index,
+                message=_message(o),
+                logprobs=logprobs,
+                finish_reason=o.reason,
+                pdserve=o.proof if several and o.proof else UNSET,
+            )
+            for o, logprobs in outcomes
+        ]
+        return ChatCompletion(**head | {"object": "chat.completion"}, choices=choices, **rest)
 
-    def first_choice(self) -> dict[str, Any] | None:
-        """The chunk that opens a stream."""
+    def first_choice(self, index: int) -> dict[str, Any] | None:
+        """The chunk that opens a choice."""
         delta = {"role": "assistant", "content": ""}
-        return {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None}
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
-    def last_choice(self, reason: FinishReason) -> dict[str, Any]:
-        return {"index": 0, "delta": {}, "logprobs": None, "finish_reason": reason}
+    def last_choice(self, index: int, reason: AnswerReason) -> dict[str, Any]:
+        return {"index": index, "delta": {}, "logprobs": None, "finish_reason": reason}
 
-    def logprobs(self, entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:
-        """One entry per token; its text as far as it is text, and its exact bytes."""
-
-        def entry(token_id: int, logprob: float) -> dict[str, Any]:
-            piece = tokenizer.token_bytes(token_id)
-            text = piece.decode("utf-8", "replace")
-            return {"token": text, "logprob": max(logprob, _LOWEST_LOGPROB), "bytes": list(piece)}
+    def logprobs(self, entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> ChatLogprobs:
+        def text(piece: bytes) -> str:
+            return piece.decode("utf-8", "replace")
 
         content = []
         for item in entries:
-            chosen = entry(item.logprobs.token_id, item.logprobs.logprob)
-            chosen["top_logprobs"] = [entry(*top) for top in item.logprobs.top[:num_top]]
-            content.append(chosen)
-        return {"content": content, "refusal": None}
+            tops = []
+            for token_id, logprob in item.logprobs.top[:num_top]:
+                piece = tokenizer.token_bytes(token_id)
+                tops.append(TopLogprob(token=text(piece), logprob=max(logprob, _LOWEST_LOGPROB), bytes=list(piece)))
+            piece = tokenizer.token_bytes(item.logprobs.token_id)
+            content.append(
+                TokenLogprob(
+                    token=text(piece),
+                    logprob=max(item.logprobs.logprob, _LOWEST_LOGPROB),
+                    bytes=list(piece),
+                    top_logprobs=tops,
+                )
+            )
+        return ChatLogprobs(content=content)
 
 
 class CompletionFormat:
     """Shapes of /v1/completions."""
 
     id_prefix = "cmpl-"
-    plain_object = "text_completion"
     chunk_object = "text_completion"
     text_start = b'"text":'
     text_end = b',"logprobs":'
 
-    def plain_choice(self, text: str, logprobs: Any, reason: FinishReason) -> dict[str, Any]:
-        return {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": reason}
+    def plain(self, head: dict[str, Any], outcomes: Sequence[tuple[Outcome, Any]], **rest: Any) -> Completion:
+        several = len(outcomes) > 1
+        choices = [
+            CompletionChoice(
+                index=o.index,
+                text=o.content,
+                logprobs=logprobs,
+                finish_reason=o.reason,
+                pdserve=o.proof if several and o.proof else UNSET,
+            )
+            for o, logprobs in outcomes
+        ]
+        return Completion(**head, choices=choices, **rest)
 
-    def first_choice(self) -> dict[str, Any] | None:
+    def first_choice(self, index: int) -> dict[str, Any] | None:
         return None
 
-    def last_choice(self, reason: FinishReason) -> dict[str, Any]:
-        return {"index": 0, "text": "", "logprobs": None, "finish_reason": reason}
+    def last_choice(self, index: int, reason: AnswerReason) -> dict[str, Any]:
+        return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
 
-    def logprobs(self, entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> dict[str, Any]:
-        """Four lists with one item per token. Offsets are characters of the choice's text; the chosen token is always
-        among its ``top_logprobs``; a token that is a part of a character is written as "bytes:" and its bytes.
-        """
+    def logprobs(self, entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> CompletionLogprobs:
         top_logprobs = []
         for item in entries:
             chosen = item.logprobs
             tops = [*chosen.top[:num_top], (chosen.token_id, chosen.logprob)]
             top_logprobs.append({_token(tokenizer, i): max(logprob, _LOWEST_LOGPROB) for i, logprob in tops})
-        return {
-            "text_offset": [item.text_offset for item in entries],
-            "token_logprobs": [max(item.logprobs.logprob, _LOWEST_LOGPROB) for item in entries],
-            "tokens": [_token(tokenizer, item.logprobs.token_id) for item in entries],
-            "top_logprobs": top_logprobs,
-        }
+        return CompletionLogprobs(
+            text_offset=[item.text_offset for item in entries],
+            token_logprobs=[max(item.logprobs.logprob, _LOWEST_LOGPROB) for item in entries],
+            tokens=[_token(tokenizer, item.logprobs.token_id) for item in entries],
+            top_logprobs=top_logprobs,
+        )
 
 
 class Answer:
@@ -117,75 +161,127 @@ class Answer:
 
     Args:
         num_top: most probable tokens to report per token; None reports no log probabilities.
+        include_usage: the last chunk of the stream states usage.
     """
 
     def __init__(
-        self, form: ChatFormat | CompletionFormat, model: str, unique: str, tokenizer: Tokenizer, num_top: int | None
+        self,
+        form: ChatFormat | CompletionFormat,
+        model: str,
+        unique: str,
+        tokenizer: Tokenizer,
+        num_top: int | None,
+        *,
+        include_usage: bool = False,
     ) -> None:
-        self.id = form.id_prefix + unique
-        self._form = form
+        self.form = form
         self._tokenizer = tokenizer
         self._num_top = num_top
-        self._head: dict[str, Any] = {
-            "id": self.id,
+        self._include_usage = include_usage
+        self.head: dict[str, Any] = {
+            "id": form.id_prefix + unique,
             "object": form.chunk_object,
             "created": int(time.time()),
             "model": model,
         }
-        head = _encode(self._head)[:-1]
-        self._prefix = b"data: " + head + b',"choices":[{"index":0,' + form.text_start
-        self._suffix = form.text_end + b'null,"finish_reason":null}]'
 
-    def plain(
-        self, text: str, entries: Sequence[TokenEntry], reason: FinishReason, usage: Usage, proof: Proof
-    ) -> bytes:
+    def plain(self, outcomes: Sequence[Outcome], usage: Usage) -> bytes:
         """Body of an answer that is not streamed."""
-        choice = self._form.plain_choice(text, self._logprobs(entries), reason)
-        head = self._head | {"object": self._form.plain_object}
-        return _encode(head | {"choices": [choice], "usage": usage.as_json(), "pdserve": proof})
+        with_logprobs = [(outcome, self.logprobs(outcome.entries)) for outcome in outcomes]
+        proof = outcomes[0].proof if len(outcomes) == 1 else None
+        return _encode(self.form.plain(self.head, with_logprobs, usage=usage.answer(), pdserve=proof or UNSET))
 
-    def first(self, usage: bytes) -> bytes:
-        """The chunk that opens a stream; empty where the endpoint has none."""
-        choice = self._form.first_choice()
-        return b"" if choice is None else self._chunk([choice], usage)
+    def chunks(self, index: int) -> Chunks:
+        """The chunks of one choice of a stream."""
+        return Chunks(self, index)
 
-    def token(self, text: str, entries: Sequence[TokenEntry], usage: bytes) -> bytes:
-        """A chunk of text. ``usage`` is what ``usage_field`` returned, or empty."""
-        if self._num_top is None:
-            return self._prefix + _encode(text) + self._suffix + usage + b"}\n\n"
-        logprobs = _encode(self._logprobs(entries))
-        return b"".join(
-            (
-                self._prefix,
-                _encode(text),
-                self._form.text_end,
-                logprobs,
-                b',"finish_reason":null}]',
-                usage,
-                b"}\n\n",
-            )
-        )
+    def end(self, usage: Usage) -> bytes:
+        """What ends a stream."""
+        return (self.chunk([], usage_field(usage)) if self._include_usage else b"") + DONE
 
-    def last(self, reason: FinishReason, usage: bytes, proof: Proof) -> bytes:
-        """The chunk with the finish reason and the proof."""
-        return self._chunk([self._form.last_choice(reason)], usage, pdserve=proof)
+    def failed(self, error: RouterError) -> bytes:
+        """What ends a stream that cannot go on."""
+        return b"data: " + error_body(error) + b"\n\n"
 
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk after the last, for clients that asked for it."""
-        return self._chunk([], usage_field(usage))
+    def chunk(self, choices: list[Any], usage: bytes, **more: Any) -> bytes:
+        return b"data: " + _encode(self.head | {"choices": choices} | more)[:-1] + usage + b"}\n\n"
 
-    def _chunk(self, choices: list[Any], usage: bytes, **more: Any) -> bytes:
-        return b"data: " + _encode(self._head | {"choices": choices} | more)[:-1] + usage + b"}\n\n"
-
-    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any] | None:
+    def logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs | CompletionLogprobs | None:
         if self._num_top is None:
             return None
-        return self._form.logprobs(entries, self._tokenizer, self._num_top)
+        return self.form.logprobs(entries, self._tokenizer, self._num_top)
+
+
+class Chunks:
+    """The chunks of one choice. ``usage`` is what ``usage_field`` returned, or empty."""
+
+    def __init__(self, answer: Answer, index: int) -> None:
+        self._answer = answer
+        self._index = index
+        head = _encode(answer.head)[:-1]
+        self._head = b"data: " + head + b',"choices":[{"index":%d,' % index
+        self._prefix = self._head + answer.form.text_start
+        self._suffix = answer.form.text_end + b'null,"finish_reason":null}]'
+
+    def first(self, usage: bytes) -> bytes:
+        """The chunk that opens the choice; empty where the endpoint has none."""
+        choice = self._answer.form.first_choice(self._index)
+        return b"" if choice is None else self._answer.chunk([choice], usage)
+
+    def text(self, text: str, entries: Sequence[TokenEntry], usage: bytes) -> bytes:
+        """A chunk of text."""
+        logprobs = self._answer.logprobs(entries)
+        if logprobs is None:
+            return self._prefix + _encode(text) + self._suffix + usage + b"}\n\n"
+        end = self._answer.form.text_end + _encode(logprobs) + b',"finish_reason":null}]'
+        return self._prefix + _encode(text) + end + usage + b"}\n\n"
+
+    def pieces(self, pieces: Sequence[Piece], entries: Sequence[TokenEntry], usage: bytes) -> bytes:
+        """Chunks of an answer that is taken apart, one a piece. Log probabilities come with the first."""
+        deltas = [_delta(piece) for piece in pieces]
+        if not deltas and entries:
+            deltas = [{}]
+        chunks = []
+        for i, delta in enumerate(deltas):
+            logprobs = self._answer.logprobs(entries) if i == 0 else None
+            choice = {"index": self._index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+            chunks.append(self._answer.chunk([choice], usage))
+        return b"".join(chunks)
+
+    def last(self, reason: AnswerReason, usage: bytes, proof: Proof) -> bytes:
+        """The chunk with the finish reason and the proof."""
+        return self._answer.chunk([self._answer.form.last_choice(self._index, reason)], usage, pdserve=proof)
 
 
 def usage_field(usage: Usage | None) -> bytes:
     """The member of a chunk that states usage, null until it is known."""
-    return b',"usage":' + _encode(None if usage is None else usage.as_json())
+    return b',"usage":' + _encode(None if usage is None else usage.answer())
+
+
+def _message(outcome: Outcome) -> ChatMessageAnswer:
+    content, reasoning = outcome.content, outcome.reasoning
+    calls = [
+        ToolCallAnswer(id=call.id, function=CalledFunctionAnswer(name=call.name, arguments=call.arguments))
+        for call in outcome.calls
+    ]
+    return ChatMessageAnswer(
+        content=content if content or not calls else None,
+        reasoning_content=reasoning or UNSET,
+        tool_calls=calls or UNSET,
+    )
+
+
+def _delta(piece: Piece) -> dict[str, Any]:
+    match piece:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case CallStart(index, call_id, name):
+            function = {"name": name, "arguments": ""}
+            return {"tool_calls": [{"index": index, "id": call_id, "type": "function", "function": function}]}
+        case _:
+            return {"tool_calls": [{"index": piece.index, "function": {"arguments": piece.text}}]}
 
 
 def _token(tokenizer: Tokenizer, token_id: int) -> str:

@@ -14,6 +14,7 @@ from pdserve_router.errors import BadRequest, ContextTooLong
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pdserve_router.messages import ChatPrompt
     from pdserve_router.validate import Prompt
 
 # Below this a prompt is tokenized in a fraction of the time that a trip to another thread takes.
@@ -34,45 +35,56 @@ class TextModel:
         """From the files of a Hugging Face folder by name; TokenizerFilesError where they do not make one."""
         return cls(Tokenizer.from_files(files), ChatTemplate.from_files(files))
 
-    async def prompt_ids(self, prompt: Prompt, limit: int) -> list[int]:
+    @property
+    def chat_template(self) -> str:
+        """The Jinja text of the template; empty where the model has none."""
+        return self._template.source
+
+    async def prompt_ids(
+        self, prompt: Prompt, limit: int, param: str = "prompt", *, add_special_tokens: bool | None = None
+    ) -> list[int]:
         """Token ids of a prompt: messages, text, or ids that pass through. A long one does not hold up the event loop.
 
         Args:
             limit: a prompt that has more tokens than this for certain is not tokenized.
+            param: the field that it came from.
+            add_special_tokens: what the tokenizer adds to a plain text; None is as the kind of prompt wants it.
 
         Raises:
             ContextTooLong: it has.
             BadRequest: the template refuses the messages, or the text cannot be encoded.
         """
-        if isinstance(prompt, str):
-            size = len(prompt)
-        elif prompt and isinstance(prompt[0], dict):
-            size = sum(_num_chars(message) for message in prompt if isinstance(message, dict))
-        else:
+        if isinstance(prompt, list):
             if len(prompt) > limit:
-                raise ContextTooLong(len(prompt), None, limit, "prompt")
-            return [item for item in prompt if isinstance(item, int)]
+                raise ContextTooLong(len(prompt), None, limit, param)
+            return prompt
+        special = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
+        size = len(prompt) if isinstance(prompt, str) else sum(map(_num_chars, (*prompt.messages, *prompt.tools)))
         if size <= _INLINE_CHARS:
-            return self._encode(prompt, limit)
-        return await asyncio.get_running_loop().run_in_executor(None, self._encode, prompt, limit)
+            return self._encode(prompt, limit, param, special)
+        return await asyncio.get_running_loop().run_in_executor(None, self._encode, prompt, limit, param, special)
 
-    def _encode(self, prompt: Prompt, limit: int) -> list[int]:
-        is_text = isinstance(prompt, str)
-        param = "prompt" if is_text else "messages"
+    def _encode(self, prompt: str | ChatPrompt, limit: int, param: str, special: bool) -> list[int]:
         try:
-            if isinstance(prompt, str):
-                text = prompt
-            else:
-                text = self._template.render([message for message in prompt if isinstance(message, dict)])
+            text = prompt if isinstance(prompt, str) else self._render(prompt)
             fewest = self.tokenizer.fewest_tokens(text)
             if fewest > limit:
                 raise ContextTooLong(fewest, None, limit, param, at_least=True)
-            ids = self.tokenizer.encode(text, add_special_tokens=is_text)
+            ids = self.tokenizer.encode(text, add_special_tokens=special)
         except (ChatTemplateError, NotUnicode, UnsupportedContent) as error:
             raise BadRequest(str(error), param) from error
         if not ids:
             raise BadRequest(f"'{param}' has no tokens", param)
         return ids
+
+    def _render(self, prompt: ChatPrompt) -> str:
+        variables = prompt.variables | ({"tools": prompt.tools} if prompt.tools else {})
+        return self._template.render(
+            prompt.messages,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            **variables,
+        )
 
 
 def _num_chars(message: Mapping[str, object]) -> int:

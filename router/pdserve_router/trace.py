@@ -18,6 +18,7 @@ class RequestTrace:
 
     Attributes:
         status: of the HTTP answer; 499 where the client had gone.
+        proofs: of each attempt, with the number of its prompt's tokens.
     """
 
     def __init__(self, endpoint: str, request_id: str, metrics: RouterMetrics) -> None:
@@ -26,27 +27,29 @@ class RequestTrace:
         self._metrics = metrics
         self.arrived = time.monotonic()
         self._first_token: float | None = None
-        self._last_token = 0.0
+        self._last_tokens: dict[int, float] = {}
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.status = 500
         self.end = "internal"
-        self.proof: Proof | None = None
+        self.proofs: list[tuple[Proof, int]] = []
 
-    def on_tokens(self, count: int) -> None:
-        """``count`` tokens came from the nodes."""
+    def on_tokens(self, count: int, choice: int = 0) -> None:
+        """``count`` tokens of a choice came from the nodes."""
         now = time.monotonic()
         if self._first_token is None:
             self._first_token = now
             self._metrics.ttft.observe(now - self.arrived)
+        last = self._last_tokens.get(choice)
+        if last is None:
             count -= 1
             self.num_output_tokens += 1
         if count > 0:
-            gap = (now - self._last_token) / count if self._last_token else 0.0
+            gap = 0.0 if last is None else (now - last) / count
             for _ in range(count):
                 self._metrics.itl.observe(gap)
             self.num_output_tokens += count
-        self._last_token = now
+        self._last_tokens[choice] = now
 
     def on_end(self) -> None:
         """The request is over: count it and say so."""
@@ -55,9 +58,9 @@ class RequestTrace:
         metrics.e2e.observe(now - self.arrived)
         metrics.generated_tokens.inc(self.num_output_tokens)
         metrics.requests.labels(self.endpoint, self.end, str(self.status)).inc()
-        proof = self.proof
-        if proof is not None:
-            metrics.observe_proof(proof, self.num_prompt_tokens)
+        for proof, num_prompt_tokens in self.proofs:
+            metrics.observe_proof(proof, num_prompt_tokens)
+        first = self.proofs[0][0] if self.proofs else None
         log.info(
             "request %s: %s %d %s, prompt %d, output %d, ttft %s, total %.1f ms%s",
             self.request_id,
@@ -68,5 +71,5 @@ class RequestTrace:
             self.num_output_tokens,
             "-" if self._first_token is None else f"{(self._first_token - self.arrived) * 1000:.1f} ms",
             (now - self.arrived) * 1000,
-            "" if proof is None else f", {proof.mode}, prefill {proof.prefill_node}, decode {proof.decode_node}",
+            "" if first is None else f", {first.mode}, prefill {first.prefill_node}, decode {first.decode_node}",
         )

@@ -1,7 +1,7 @@
 """From bytes to checked values: every 4xx about a field is raised here, before any node works.
 
-Two steps: ``parse_chat`` / ``parse_completion`` need nothing but the body; ``sampling_params`` needs what only the
-model knows (vocabulary, defaults, limits) and the prompt's length.
+Two steps: ``parse_chat``, ``parse_completion`` and ``parse_responses`` need nothing but the body; ``sampling_params``
+needs what only the model knows (vocabulary, defaults, limits) and the prompt's length.
 """
 
 from __future__ import annotations
@@ -11,40 +11,46 @@ import math
 import re
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 from pdserve_protocol.sampling import SamplingParams
 
 from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
+from pdserve_router.messages import ChatPrompt, chat_prompt, messages_of_items
 from pdserve_router.openai_types import (
+    MAX_PROMPTS,
     NOT_BUILT,
+    NOT_BUILT_RESPONSES,
     Body,
     ChatBody,
-    ChatMessage,
     CompletionBody,
+    Function,
     GenerationBody,
+    JsonSchemaFormat,
+    NamedFunction,
+    NamedTool,
+    ResponseFormat,
+    ResponseNamedTool,
+    ResponsesBody,
+    ResponseTextFormat,
+    Tool,
     body_decoder,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_MESSAGES = 2048
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 1024
-MAX_STOP_TOKEN_IDS = 256
-MAX_LOGIT_BIAS = 1024
-MAX_LOGPROBS = 20
+MAX_CHOICES = 1024
 DEFAULT_COMPLETION_TOKENS = 16
 _SEED_MASK = (1 << 63) - 1
-_ROLES = ("system", "developer", "user", "assistant")
-_TOOL_ROLES = ("tool", "function")
 
-_chat_decoder = body_decoder(ChatBody)
-_completion_decoder = body_decoder(CompletionBody)
+_chat_decoder = body_decoder(ChatBody, NOT_BUILT)
+_completion_decoder = body_decoder(CompletionBody, NOT_BUILT)
+_responses_decoder = body_decoder(ResponsesBody, NOT_BUILT_RESPONSES)
 
-Prompt = str | list[int] | list[dict[str, Any]]
+Endpoint = Literal["chat", "completion", "responses"]
+Prompt = str | list[int] | ChatPrompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,23 +58,38 @@ class GenerationRequest:
     """One request, as far as it can be checked without knowing the model.
 
     Attributes:
-        chat: from the chat endpoint; ``prompt`` is then a list of messages.
+        prompts: more than one only from the completions endpoint.
+        n: choices of each prompt.
         max_tokens: None where the client gave none.
         max_tokens_param: the field that ``max_tokens`` came from, for messages.
         logprobs: most probable tokens to report beside the chosen one; None reports nothing.
+        tools: functions that the model may call, by name with the schema of the arguments; none where it may not.
+        original: the body of the responses endpoint, which its answer repeats.
     """
 
-    chat: bool
+    endpoint: Endpoint
     model: str | None
-    prompt: Prompt
+    prompts: list[Prompt]
+    n: int
     stream: bool
     include_usage: bool
     continuous_usage: bool
     max_tokens: int | None
     max_tokens_param: str
     stop: tuple[str, ...]
+    include_stop: bool
+    skip_special_tokens: bool
     logprobs: int | None
+    echo: bool = False
+    tools: dict[str, dict[str, Any]] = field(default_factory=dict)
+    parallel_tool_calls: bool = True
     body: GenerationBody = field(repr=False)
+    original: ResponsesBody | None = field(default=None, repr=False)
+
+    @property
+    def prompt_param(self) -> str:
+        """The field that the prompt came from."""
+        return {"chat": "messages", "completion": "prompt", "responses": "input"}[self.endpoint]
 
 
 def parse_chat(data: bytes) -> GenerationRequest:
@@ -77,20 +98,9 @@ def parse_chat(data: bytes) -> GenerationRequest:
     Raises:
         BadRequest: the first fault found, with the field named.
     """
-    body = _decode(data, _chat_decoder)
-    top = body.top_logprobs
-    _check_range("top_logprobs", top, 0, MAX_LOGPROBS)
-    if top and not body.logprobs:
-        raise BadRequest("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-    both_given = body.max_completion_tokens is not None
-    return _checked(
-        body,
-        chat=True,
-        prompt=_messages(body.messages),
-        max_tokens=body.max_completion_tokens if both_given else body.max_tokens,
-        max_tokens_param="max_completion_tokens" if both_given else "max_tokens",
-        logprobs=(top or 0) if body.logprobs else None,
-    )
+    body = decode_body(data, _chat_decoder)
+    refuse_unbuilt(body, NOT_BUILT)
+    return _chat(body, "chat")
 
 
 def parse_completion(data: bytes) -> GenerationRequest:
@@ -99,16 +109,55 @@ def parse_completion(data: bytes) -> GenerationRequest:
     Raises:
         BadRequest: the first fault found, with the field named.
     """
-    body = _decode(data, _completion_decoder)
-    _check_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    body = decode_body(data, _completion_decoder)
+    refuse_unbuilt(body, NOT_BUILT)
+    if body.echo and body.logprobs is not None:
+        raise NotSupported("echo", "together with 'logprobs': the prompt's log probabilities are not computed")
     return _checked(
         body,
-        chat=False,
-        prompt=_prompt(body.prompt),
+        endpoint="completion",
+        prompts=_prompts(body.prompt),
         max_tokens=body.max_tokens,
         max_tokens_param="max_tokens",
         logprobs=body.logprobs,
+        echo=bool(body.echo),
     )
+
+
+def parse_responses(data: bytes) -> GenerationRequest:
+    """A request to the responses endpoint, as the chat request that it amounts to.
+
+    Raises:
+        BadRequest: the first fault found, with the field named.
+    """
+    body = decode_body(data, _responses_decoder)
+    refuse_unbuilt(body, NOT_BUILT_RESPONSES)
+    choice = body.tool_choice
+    chat = ChatBody(
+        messages=messages_of_items(body.input, body.instructions),
+        model=body.model,
+        stream=body.stream,
+        max_completion_tokens=body.max_output_tokens,
+        temperature=body.temperature,
+        top_p=body.top_p,
+        tools=[
+            Tool(function=Function(name=t.name, description=t.description, parameters=t.parameters, strict=t.strict))
+            for t in body.tools or []
+        ],
+        tool_choice=NamedTool(function=NamedFunction(name=choice.name))
+        if isinstance(choice, ResponseNamedTool)
+        else choice,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_response_format(body.text.format if body.text else None),
+    )
+    try:
+        return _chat(chat, "responses", original=body)
+    except BadRequest as error:
+        # Both endpoints mean the same by it, under another name.
+        renamed = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+        if error.param in renamed:
+            raise NotSupported(renamed[error.param]) from error
+        raise
 
 
 def sampling_params(
@@ -132,15 +181,17 @@ def sampling_params(
     body = request.body
     room = limit - num_prompt_tokens
     if room < 1:
-        raise ContextTooLong(num_prompt_tokens, None, limit, "messages" if request.chat else "prompt")
+        raise ContextTooLong(num_prompt_tokens, None, limit, request.prompt_param)
     if request.max_tokens is not None and request.max_tokens > room:
         raise ContextTooLong(num_prompt_tokens, request.max_tokens, limit, request.max_tokens_param)
     max_tokens = request.max_tokens
     if max_tokens is None:
-        max_tokens = room if request.chat else min(DEFAULT_COMPLETION_TOKENS, room)
+        max_tokens = min(DEFAULT_COMPLETION_TOKENS, room) if request.endpoint == "completion" else room
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
-        raise BadRequest(f"'min_tokens' is {min_tokens}, more than the {max_tokens} of 'max_tokens'", "min_tokens")
+        raise BadRequest(
+            f"'min_tokens' is {_shown(min_tokens)}, more than the {max_tokens} of 'max_tokens'", "min_tokens"
+        )
 
     def pick(value: Any, name: str, otherwise: Any) -> Any:
         if value is not None:
@@ -153,7 +204,8 @@ def sampling_params(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         temperature=float(pick(body.temperature, "temperature", 1.0)),
-        top_k=max(top_k, 0),
+        # More than the vocabulary keeps all, and a huge number has no place in a message.
+        top_k=top_k if 0 < top_k < vocab_size else 0,
         top_p=float(pick(body.top_p, "top_p", 1.0)),
         min_p=float(pick(body.min_p, "min_p", 0.0)),
         presence_penalty=body.presence_penalty or 0.0,
@@ -167,68 +219,146 @@ def sampling_params(
     )
 
 
-def check_token_ids(ids: list[int], vocab_size: int) -> None:
-    """Refuse prompt token ids that the model does not have.
+def check_token_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> None:
+    """Refuse token ids that the model does not have.
 
     Raises:
         BadRequest
     """
     for position, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
-            raise BadRequest(
-                f"'prompt[{position}]' is {token_id}; token ids are 0 to {vocab_size - 1}", f"prompt[{position}]"
-            )
+            where = f"{param}[{position}]"
+            raise BadRequest(f"'{where}' is {_shown(token_id)}; token ids are 0 to {vocab_size - 1}", where)
 
 
-def _checked(
-    body: GenerationBody, *, chat: bool, max_tokens: int | None, max_tokens_param: str, **rest: Any
-) -> GenerationRequest:
-    _refuse_unbuilt(body)
-    _check_range(max_tokens_param, max_tokens, 1)
-    _check_range("min_tokens", body.min_tokens, 0)
-    _check_range("temperature", body.temperature, 0, 2)
-    _check_range("top_p", body.top_p, 0, 1, low_open=True)
-    _check_range("top_k", body.top_k, -1)
-    _check_range("min_p", body.min_p, 0, 1)
-    _check_range("presence_penalty", body.presence_penalty, -2, 2)
-    _check_range("frequency_penalty", body.frequency_penalty, -2, 2)
-    _check_range("repetition_penalty", body.repetition_penalty, 0.01, 100)
-    _check_range("seed", body.seed, -(1 << 63), (1 << 63) - 1)
+def decode_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
+    """A body of the decoder's type.
+
+    Raises:
+        BadRequest: no JSON, or a field whose type or range is wrong, which is named.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        detail, _, place = str(error).partition(" - at ")
+        path = re.search(r"`\$\.?([^`]*)`", place)
+        param = path[1].replace("[...]", "") if path else ""
+        missing = re.fullmatch(r"Object missing required field `(.*)`", detail)
+        if missing:
+            param = f"{param}.{missing[1]}" if param else missing[1]
+            raise BadRequest(f"'{param}' is required", param, "missing_required_parameter") from error
+        raise BadRequest(f"'{param}': {detail}" if param else detail, param or None, "invalid_type") from error
+    except RecursionError as error:
+        raise BadRequest("The body is nested too deeply", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        param = _not_finite(data) or ""
+        if param:
+            raise BadRequest(f"'{param}' is not a finite number", param) from error
+        raise BadRequest(f"The body is not valid JSON: {error}", code="invalid_json") from error
+
+
+def refuse_unbuilt(body: msgspec.Struct, not_built: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuse fields that ask for what this server has not.
+
+    Raises:
+        NotSupported
+    """
+    for name, harmless in not_built.items():
+        value = getattr(body, name)
+        if value is None:
+            continue
+        # True == 1 in Python, and is not the same JSON value.
+        if not any(value == allowed and type(value) is type(allowed) for allowed in harmless):
+            raise NotSupported(name)
+
+
+def _chat(body: ChatBody, endpoint: Endpoint, original: ResponsesBody | None = None) -> GenerationRequest:
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    tools = _offered_tools(body)
+    prompt = chat_prompt(
+        body.messages,
+        tools=tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        variables=body.chat_template_kwargs,
+    )
+    newer = body.max_completion_tokens is not None
+    return _checked(
+        body,
+        endpoint=endpoint,
+        prompts=[prompt],
+        max_tokens=body.max_completion_tokens if newer else body.max_tokens,
+        max_tokens_param="max_completion_tokens" if newer else "max_tokens",
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        tools={tool.function.name: tool.function.parameters or {} for tool in tools},
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        original=original,
+    )
+
+
+def _offered_tools(body: ChatBody) -> list[Tool]:
+    """The tools that the model is told of. With "none" it hears of none, so that it calls none."""
+    tools, choice = body.tools or [], body.tool_choice
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise BadRequest("'tools' has two functions of the same name", "tools")
+    if choice in (None, "none", "auto"):
+        if choice == "auto" and not tools:
+            raise BadRequest("'tool_choice' needs 'tools'", "tool_choice")
+        return [] if choice == "none" else tools
+    if not tools:
+        raise BadRequest("'tool_choice' needs 'tools'", "tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        raise BadRequest(f"'tool_choice' names {choice.function.name!r}, which 'tools' has not", "tool_choice")
+    raise NotSupported("tool_choice", "only 'auto' and 'none'")
+
+
+def _checked(body: GenerationBody, *, prompts: list[Prompt], **rest: Any) -> GenerationRequest:
+    n = body.n or 1
+    if body.best_of is not None and body.best_of != n:
+        if body.best_of < n:
+            raise BadRequest(f"'best_of' is {body.best_of}, less than the {n} of 'n'", "best_of")
+        raise NotSupported("best_of", "only as many as 'n'")
+    if len(prompts) * n > MAX_CHOICES:
+        raise BadRequest(f"'n' choices of each prompt are {len(prompts) * n}; at most {MAX_CHOICES} in all", "n")
     if body.stream_options is not None and not body.stream:
         raise BadRequest("'stream_options' is only allowed with 'stream': true", "stream_options")
-    if len(body.stop_token_ids or []) > MAX_STOP_TOKEN_IDS:
-        raise BadRequest(f"'stop_token_ids' takes at most {MAX_STOP_TOKEN_IDS} ids", "stop_token_ids")
-    if len(body.logit_bias or {}) > MAX_LOGIT_BIAS:
-        raise BadRequest(f"'logit_bias' takes at most {MAX_LOGIT_BIAS} entries", "logit_bias")
+    _refuse_structure(body)
     options = body.stream_options
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return GenerationRequest(
-        chat=chat,
         model=body.model,
+        prompts=prompts,
+        n=n,
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
         continuous_usage=bool(options and options.continuous_usage_stats),
-        max_tokens=max_tokens,
-        max_tokens_param=max_tokens_param,
-        stop=_stop_strings(body.stop),
+        stop=tuple(dict.fromkeys(stop)),
+        include_stop=bool(body.include_stop_str_in_output),
+        skip_special_tokens=body.skip_special_tokens is not False,
         body=body,
         **rest,
     )
 
 
-def _decode(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        detail, _, path = str(error).partition(" - at `$")
-        param = path.rstrip("`").lstrip(".").replace("[...]", "") or None
-        raise BadRequest(f"'{param}': {detail}" if param else detail, param, "invalid_type") from error
-    except RecursionError as error:
-        raise BadRequest("The body is nested too deeply", code="invalid_json") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        param = _not_finite(data)
-        if param:
-            raise BadRequest(f"'{param}' is not a finite number", param) from error
-        raise BadRequest(f"The body is not valid JSON: {error}", code="invalid_json") from error
+def _refuse_structure(body: GenerationBody) -> None:
+    """Output that has to follow a schema is not built: typed, and refused by name."""
+    if body.response_format is not None and body.response_format.type != "text":
+        raise NotSupported("response_format", "only type 'text'")
+    if body.structured_outputs is not None:
+        raise NotSupported("structured_outputs")
+
+
+def _response_format(text: ResponseTextFormat | None) -> ResponseFormat | None:
+    if text is None:
+        return None
+    schema = None
+    if text.type == "json_schema":
+        schema = JsonSchemaFormat(
+            name=text.name or "", description=text.description, schema=text.schema, strict=text.strict
+        )
+    return ResponseFormat(type=text.type, json_schema=schema)
 
 
 def _not_finite(data: bytes) -> str | None:
@@ -250,47 +380,9 @@ def _not_finite(data: bytes) -> str | None:
     return next((name for name, item in value.items() if bad(item)), None)
 
 
-def _refuse_unbuilt(body: GenerationBody) -> None:
-    if body.n is not None and body.n != 1:
-        _check_range("n", body.n, 1)
-        raise NotSupported("n", "only n=1")
-    for name, harmless in NOT_BUILT.items():
-        value = getattr(body, name)
-        if value is None:
-            continue
-        # True == 1 in Python, and is not the same JSON value.
-        if not any(value == allowed and type(value) is type(allowed) for allowed in harmless):
-            raise NotSupported(name)
-
-
-def _check_range(
-    name: str, value: float | None, low: float, high: float | None = None, *, low_open: bool = False
-) -> None:
-    if value is None:
-        return
-    if value < low or (low_open and value == low) or (high is not None and value > high):
-        above = f"greater than {low}" if low_open else f"at least {low}"
-        below = "" if high is None else f" and at most {high}"
-        raise BadRequest(f"'{name}' is {_shown(value)}; it must be {above}{below}", name)
-
-
 def _shown(value: float) -> str:
     text = str(value)
     return text if len(text) <= 24 else f"{text[:20]}..."
-
-
-def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
-    if stop is None:
-        return ()
-    strings = [stop] if isinstance(stop, str) else stop
-    if len(strings) > MAX_STOP_STRINGS:
-        raise BadRequest(f"'stop' takes at most {MAX_STOP_STRINGS} strings, not {len(strings)}", "stop")
-    for text in strings:
-        if not text:
-            raise BadRequest("'stop' must not contain an empty string", "stop")
-        if len(text) > MAX_STOP_CHARS:
-            raise BadRequest(f"a string of 'stop' has at most {MAX_STOP_CHARS} characters", "stop")
-    return tuple(dict.fromkeys(strings))
 
 
 def _stop_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
@@ -303,81 +395,30 @@ def _stop_token_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
 
 
 def _logit_bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
-    checked = {}
-    for key, value in bias.items():
-        if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) >= vocab_size:
-            shown = key if len(key) <= 24 else f"{key[:20]}..."
-            raise BadRequest(f"'logit_bias' has key {shown!r}; keys are token ids, 0 to {vocab_size - 1}", "logit_bias")
-        if not -100 <= value <= 100:
-            raise BadRequest(f"'logit_bias' of {key} is {_shown(value)}; values are -100 to 100", "logit_bias")
-        checked[int(key)] = value
-    return checked
+    for key in bias:
+        if int(key) >= vocab_size:
+            raise BadRequest(f"'logit_bias' has key {key!r}; keys are token ids, 0 to {vocab_size - 1}", "logit_bias")
+    return {int(key): value for key, value in bias.items()}
 
 
-def _prompt(prompt: str | list[Any] | None) -> str | list[int]:
-    if prompt is None:
-        raise BadRequest("'prompt' is required", "prompt", "missing_required_parameter")
+def _prompts(prompt: str | list[str | int | list[int]]) -> list[Prompt]:
     if isinstance(prompt, str):
-        if not prompt:
-            raise BadRequest("'prompt' must not be empty", "prompt")
-        return prompt
-    if not prompt:
-        raise BadRequest("'prompt' must not be empty", "prompt")
-    if isinstance(prompt[0], str | list):
-        if len(prompt) > 1:
-            raise NotSupported("prompt", "a list of several prompts; send one request for each")
-        only = prompt[0]
-        if not only:
-            raise BadRequest("'prompt[0]' must not be empty", "prompt[0]")
-        if isinstance(only, str):
-            return only
-        prompt = only
-    if set(map(type, prompt)) != {int}:
-        where = next(f"prompt[{i}]" for i, item in enumerate(prompt) if type(item) is not int)
+        return [prompt]
+    if isinstance(prompt[0], int):
+        _check_alike(prompt, int, "a token id")
+        return [prompt]  # type: ignore[list-item]
+    _check_alike(prompt, type(prompt[0]), "a string" if isinstance(prompt[0], str) else "a list of token ids")
+    if len(prompt) > MAX_PROMPTS:
+        raise BadRequest(f"'prompt' takes at most {MAX_PROMPTS} prompts, not {len(prompt)}", "prompt")
+    for i, item in enumerate(prompt):
+        if not item:
+            raise BadRequest(f"'prompt[{i}]' must not be empty", f"prompt[{i}]")
+    return list(prompt)  # type: ignore[arg-type]
+
+
+def _check_alike(prompt: list[Any], kind: type, meant: str) -> None:
+    if set(map(type, prompt)) != {kind}:
+        where = next(f"prompt[{i}]" for i, item in enumerate(prompt) if type(item) is not kind)
         raise BadRequest(
-            f"'{where}' is not a token id; 'prompt' is a string or a list of token ids", where, "invalid_type"
+            f"'{where}' is not {meant}, as the first one is; prompts are all of one kind", where, "invalid_type"
         )
-    return prompt
-
-
-def _messages(messages: list[ChatMessage] | None) -> list[dict[str, Any]]:
-    if messages is None:
-        raise BadRequest("'messages' is required", "messages", "missing_required_parameter")
-    if not messages:
-        raise BadRequest("'messages' must not be empty", "messages")
-    if sum(1 + (len(m.content) if isinstance(m.content, list) else 0) for m in messages) > MAX_MESSAGES:
-        raise BadRequest(f"'messages' takes at most {MAX_MESSAGES} messages and parts of messages", "messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: ChatMessage, where: str) -> dict[str, Any]:
-    if message.role in _TOOL_ROLES:
-        raise NotSupported(f"{where}.role", f"role {message.role!r}")
-    if message.role not in _ROLES:
-        raise BadRequest(
-            f"'{where}.role' is {message.role[:32]!r}; it must be one of {', '.join(_ROLES)}", f"{where}.role"
-        )
-    for name in ("tool_calls", "function_call", "audio"):
-        if getattr(message, name):
-            raise NotSupported(f"{where}.{name}")
-    content: str | list[dict[str, str]]
-    if message.content is None:
-        if message.role != "assistant":
-            raise BadRequest(f"'{where}.content' is required", f"{where}.content", "missing_required_parameter")
-        content = ""
-    elif isinstance(message.content, str):
-        content = message.content
-    else:
-        content = []
-        for j, part in enumerate(message.content):
-            if part.type != "text":
-                raise NotSupported(f"{where}.content[{j}]", f"content of type {part.type[:32]!r}; only text is")
-            if part.text is None:
-                raise BadRequest(f"'{where}.content[{j}].text' is required", f"{where}.content[{j}].text")
-            content.append({"type": "text", "text": part.text})
-    # "developer" is OpenAI's newer word for "system"; chat templates know the older one.
-    role = "system" if message.role == "developer" else message.role
-    checked: dict[str, Any] = {"role": role, "content": content}
-    if message.name is not None:
-        checked["name"] = message.name
-    return checked

@@ -340,6 +340,7 @@ def test_proof_and_metrics_say_the_same() -> None:
             "tokens_recomputed": 0,
             "cached_tokens": {"prefill": 2, "decode": 1},
             "exact": True,
+            "blocks_resent": 0,
             "time": {
                 "queue_ms": 1.0,
                 "prefill_ms": 20.0,
@@ -470,13 +471,13 @@ def test_bad_requests_reach_no_node() -> None:
     bad: list[tuple[str, Any, int, str | None]] = [
         (CHAT, HELLO | {"model": "gpt-9" * 1000}, 404, "model"),
         (CHAT, HELLO | {"temperature": 3}, 400, "temperature"),
-        (CHAT, HELLO | {"n": 2}, 400, "n"),
+        (CHAT, HELLO | {"n": 129}, 400, "n"),
         (CHAT, HELLO | {"stream": True, "max_tokens": 10**6}, 400, "max_tokens"),
         (CHAT, {"messages": [{"role": "user", "content": "x " * 500}]}, 400, "messages"),
         (CHAT, b"{", 400, None),
         (COMPLETION, {"prompt": [5, 384]}, 400, "prompt[1]"),
         (COMPLETION, {"prompt": "x", "logit_bias": {"AI": 1}}, 400, "logit_bias"),
-        (COMPLETION, {"prompt": "x", "echo": True, "max_tokens": 0, "logprobs": 1}, 400, "echo"),
+        (COMPLETION, {"prompt": "x", "echo": True, "max_tokens": 1, "logprobs": 1}, 400, "echo"),
         (COMPLETION, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
         (COMPLETION, b'{"prompt": "x", "temperature": NaN}', 400, "temperature"),
         (COMPLETION, io.BytesIO(b'{"prompt": "' + b"x" * (9 << 20)), 413, None),

@@ -36,6 +36,8 @@ def test_flags() -> None:
         "--host",
         "--port",
         "--tokenizer",
+        "--tool-call-parser",
+        "--reasoning-parser",
         "--cluster-key",
         "--request-timeout",
         "--drain-timeout",

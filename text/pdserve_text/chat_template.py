@@ -6,6 +6,7 @@ Owns the environment that templates written for ``transformers`` expect. Does no
 from __future__ import annotations
 
 import json
+import secrets
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,11 @@ class ChatTemplate:
         self._absence = absence
         self._now = now
 
+    @property
+    def source(self) -> str:
+        """The Jinja text; empty where the model has none."""
+        return self._source or ""
+
     @classmethod
     def from_files(cls, files: Mapping[str, bytes]) -> ChatTemplate:
         """From chat_template.jinja, else tokenizer_config.json; of several there, the one named default."""
@@ -82,21 +88,38 @@ class ChatTemplate:
                 raise TokenizerFilesError(folder_files.TOKENIZER_CONFIG, detail)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **variables: object
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: object,
     ) -> str:
         """Text of the prompt; encode it without adding special tokens, it has its own.
 
-        ``variables`` are further names for the template (``enable_thinking`` and the like). Raises UnsupportedContent
-        for a message that is not text, NoChatTemplate, and ChatTemplateError with the template's own words.
+        With ``continue_final_message`` it ends within the last message, for the model to go on with. ``variables`` are
+        further names for the template (``enable_thinking`` and the like). Raises UnsupportedContent for a message that
+        is not text, NoChatTemplate, and ChatTemplateError with the template's own words.
         """
         normal = normalize_messages(messages)
         if self._source is None:
             raise NoChatTemplate(self._absence)
+        mark = secrets.token_hex(16) if continue_final_message else ""
+        if mark:
+            add_generation_prompt = False
+            normal[-1]["content"] += mark
         names = {"tools": None, "documents": None, **self._special_tokens, **variables}
         try:
-            return self._template.render(names, messages=normal, add_generation_prompt=add_generation_prompt)
+            text = self._template.render(names, messages=normal, add_generation_prompt=add_generation_prompt)
         except _TEMPLATE_FAULTS as error:
             raise ChatTemplateError(str(error)) from error
+        if not mark:
+            return text
+        before, found, _ = text.rpartition(mark)
+        if not found:
+            raise ChatTemplateError("the template does not show the last message, which is to be continued")
+        return before
 
     @cached_property
     def _template(self) -> jinja2.Template:

@@ -1,0 +1,310 @@
+"""A request at work: its choices, each an attempt of its own, and the one answer that they make.
+
+The choices of one prompt share its computation through the prefix cache: the first is sent alone, and the others follow
+to the same nodes when its first token is in. Knows nothing of the shapes of answers, which ``form`` builds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from aiohttp import web
+from pdserve_text.pieces import Content
+
+from pdserve_router.errors import NodeFailed
+from pdserve_router.lifecycle import Half
+from pdserve_router.outcome import Outcome
+from pdserve_router.proof import build_proof
+from pdserve_router.responses import Usage, usage_field
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+    from pdserve_protocol.sampling import SamplingParams
+    from pdserve_text.output_parser import OutputParser
+    from pdserve_text.pieces import Piece
+
+    from pdserve_router.dispatcher import Attempt
+    from pdserve_router.errors import RouterError
+    from pdserve_router.lifecycle import Progress
+    from pdserve_router.openai_answers import AnswerReason
+    from pdserve_router.output_processor import Delta, OutputProcessor, TokenEntry
+    from pdserve_router.proof import Proof
+    from pdserve_router.trace import RequestTrace
+    from pdserve_router.validate import GenerationRequest
+
+_LATE_PROOF_S = 0.1
+_MAX_CHUNKS_A_WRITE = 64
+_SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+
+
+class ChoiceChunks(Protocol):
+    """The stream of one choice. ``usage`` is a member of a chunk, or empty."""
+
+    def first(self, usage: bytes) -> bytes: ...
+
+    def text(self, text: str, entries: Sequence[TokenEntry], usage: bytes) -> bytes: ...
+
+    def pieces(self, pieces: Sequence[Piece], entries: Sequence[TokenEntry], usage: bytes) -> bytes: ...
+
+    def last(self, reason: AnswerReason, usage: bytes, proof: Proof) -> bytes: ...
+
+
+class Form(Protocol):
+    """The shapes of one endpoint's answer."""
+
+    def plain(self, outcomes: Sequence[Outcome], usage: Usage) -> bytes: ...
+
+    def chunks(self, index: int) -> ChoiceChunks: ...
+
+    def end(self, usage: Usage) -> bytes: ...
+
+    def failed(self, error: RouterError) -> bytes: ...
+
+
+@dataclass(kw_only=True)
+class PromptRun:
+    """One prompt of a request and what its choices share.
+
+    Attributes:
+        echo: text of the prompt, where the answer repeats it.
+        begun: the first choice has its first token, so that its prompt is in the caches.
+    """
+
+    token_ids: list[int]
+    sampling: SamplingParams
+    echo: str = ""
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Choice:
+    """One choice: an attempt and the text that comes of it.
+
+    Args:
+        sample: number among the choices of its prompt, which is a part of its random numbers.
+        start: sends the attempt, to the nodes of the one given where there is one.
+        leader: the first choice of the same prompt.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        sample: int,
+        prompt: PromptRun,
+        processor: OutputProcessor,
+        parser: OutputParser | None,
+        start: Callable[[PromptRun, int, Attempt | None], Attempt],
+        leader: Choice | None,
+    ) -> None:
+        self.index = index
+        self.prompt = prompt
+        self.attempt: Attempt | None = None
+        self.processor = processor
+        self._sample = sample
+        self._parser = parser
+        self._start = start
+        self._leader = leader
+
+    async def begin(self) -> Attempt:
+        """Send the attempt. One shared hand-off for all choices of a prompt would be asked for here."""
+        leader = self._leader
+        if leader is None:
+            self.attempt = self._start(self.prompt, self._sample, None)
+        else:
+            await self.prompt.begun.wait()
+            self.attempt = self._start(self.prompt, self._sample, leader.attempt)
+        return self.attempt
+
+    def process(self, progress: Progress, *, with_logprobs: bool) -> Delta:
+        """Text of the next tokens."""
+        attempt = self.attempt
+        if with_logprobs and len(progress.logprobs) != len(progress.token_ids) and attempt is not None:
+            nodes = " and ".join(node.name for node in attempt.nodes.values())
+            raise NodeFailed(nodes, "internal", "tokens came without their log probabilities")
+        delta = self.processor.process(progress.token_ids, progress.logprobs, progress.finished)
+        if delta.stopped and attempt is not None:
+            attempt.life.stop()
+        self.prompt.begun.set()
+        return delta
+
+    def pieces(self, delta: Delta) -> list[Piece]:
+        """What the text consists of."""
+        if self._parser is None:
+            return [Content(delta.text)] if delta.text else []
+        return self._parser.push(delta.text, last=delta.reason is not None)
+
+    @property
+    def is_parsed(self) -> bool:
+        return self._parser is not None
+
+    def reason(self, delta: Delta) -> AnswerReason:
+        """Why the choice ended, as the client is told."""
+        called = self._parser is not None and self._parser.called
+        return "tool_calls" if called and delta.reason == "stop" else delta.reason or "stop"
+
+    def usage(self) -> Usage:
+        """Of this choice alone."""
+        attempt, cached = self.attempt, None
+        if attempt is not None:
+            tokens = proof_of(attempt).cached_tokens
+            cached = tokens.decode if attempt.mode == "aggregated" else tokens.prefill
+        return Usage(
+            num_prompt_tokens=len(self.prompt.token_ids),
+            num_output_tokens=self.processor.num_tokens,
+            num_cached_tokens=cached or 0,
+        )
+
+
+class Generation:
+    """All choices of one request and its answer.
+
+    Attributes:
+        form: builds the answer.
+        response: the stream, once its headers are on their way.
+    """
+
+    def __init__(self, request: GenerationRequest, form: Form, choices: list[Choice], trace: RequestTrace) -> None:
+        self._request = request
+        self.form = form
+        self.choices = choices
+        self.trace = trace
+        self.response: web.StreamResponse | None = None
+        self._opening = asyncio.Lock()
+
+    async def plain(self) -> web.Response:
+        """The answer in one piece."""
+        outcomes = await _together([self._plain(choice) for choice in self.choices])
+        body = self.form.plain(outcomes, self._usage())
+        self._ended(outcomes[0].reason)
+        return web.Response(body=body, content_type="application/json")
+
+    async def stream(self, http: web.Request) -> web.StreamResponse:
+        """The answer as it comes. It has begun, with status 200, when the first token of any choice is in."""
+        reasons = await _together([self._stream(choice, http) for choice in self.choices])
+        response = await self._open(http)
+        await response.write(self.form.end(self._usage()))
+        await response.write_eof()
+        self._ended(reasons[0])
+        return response
+
+    async def _plain(self, choice: Choice) -> Outcome:
+        attempt = await choice.begin()
+        outcome = Outcome(choice.index, [Content(choice.prompt.echo)] if choice.prompt.echo else [])
+        while True:
+            progress = attempt.poll()
+            if progress is None:
+                await attempt.wait()
+                continue
+            delta = self._process(choice, progress)
+            outcome.pieces.extend(choice.pieces(delta))
+            outcome.entries.extend(delta.entries)
+            if delta.reason is not None:
+                await _hear_both(attempt)
+                outcome.reason, outcome.proof = choice.reason(delta), proof_of(attempt)
+                return outcome
+
+    async def _stream(self, choice: Choice, http: web.Request) -> AnswerReason:
+        attempt = await choice.begin()
+        request = self._request
+        chunks = self.form.chunks(choice.index)
+        usage = usage_field(None) if request.include_usage else b""
+        held: list[bytes] = []
+        opened = False
+        while True:
+            progress = attempt.poll()
+            if progress is None or len(held) >= _MAX_CHUNKS_A_WRITE:
+                await self._write(held)
+            if progress is None:
+                await attempt.wait()
+                continue
+            delta = self._process(choice, progress)
+            if request.continuous_usage:
+                usage = usage_field(choice.usage())
+            if not opened:
+                opened = True
+                await self._open(http)
+                held.append(chunks.first(usage))
+                if choice.prompt.echo:
+                    held.append(chunks.text(choice.prompt.echo, (), usage))
+            if choice.is_parsed:
+                held.append(chunks.pieces(choice.pieces(delta), delta.entries, usage))
+            elif delta.text or delta.entries:
+                held.append(chunks.text(delta.text, delta.entries, usage))
+            if delta.reason is not None:
+                await _hear_both(attempt)
+                reason = choice.reason(delta)
+                held.append(chunks.last(reason, usage, proof_of(attempt)))
+                await self._write(held)
+                return reason
+
+    async def _open(self, http: web.Request) -> web.StreamResponse:
+        async with self._opening:
+            if self.response is None:
+                self.response = web.StreamResponse(headers=_SSE_HEADERS)
+                await self.response.prepare(http)
+                self.trace.status = self.response.status
+            return self.response
+
+    async def _write(self, held: list[bytes]) -> None:
+        """Hand over what is held, and wait while the client is behind. A large backlog leaves others their turn."""
+        if not held or self.response is None:
+            return
+        chunk = held[0] if len(held) == 1 else b"".join(held)
+        behind = len(held) >= _MAX_CHUNKS_A_WRITE
+        held.clear()
+        if chunk:
+            await self.response.write(chunk)
+        if behind:
+            await asyncio.sleep(0)
+
+    def _process(self, choice: Choice, progress: Progress) -> Delta:
+        before = choice.processor.num_tokens
+        delta = choice.process(progress, with_logprobs=self._request.logprobs is not None)
+        self.trace.on_tokens(choice.processor.num_tokens - before, choice.index)
+        return delta
+
+    def _usage(self) -> Usage:
+        """Of the whole request: each prompt counts once, whatever the number of its choices."""
+        firsts = [choice.usage() for choice in self.choices if choice.index % self._request.n == 0]
+        return Usage(
+            num_prompt_tokens=sum(usage.num_prompt_tokens for usage in firsts),
+            num_output_tokens=sum(choice.processor.num_tokens for choice in self.choices),
+            num_cached_tokens=sum(usage.num_cached_tokens for usage in firsts),
+        )
+
+    def _ended(self, reason: AnswerReason) -> None:
+        self.trace.status, self.trace.end = 200, reason
+
+
+def proof_of(attempt: Attempt) -> Proof:
+    """What the nodes have said so far that they did."""
+    return build_proof(attempt.life, attempt.mode, attempt.node_name(Half.PREFILL), attempt.node_name(Half.DECODE))
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """All results, or the first error; nothing goes on alone."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _hear_both(attempt: Attempt) -> None:
+    """Wait a little for the prefill node's proof: it comes on another connection than the decode node's end."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LATE_PROOF_S):
+            while Half.PREFILL in attempt.life.open_halves and Half.PREFILL not in attempt.life.prefill_proofs:
+                if attempt.poll() is None:
+                    await attempt.wait()

@@ -45,6 +45,8 @@ class Request:
         output_token_ids: begins with the forced prefix, the tokens that the client has already seen.
         choice: index of the choice, part of the counter of the random numbers.
         cache_salt: prefix cache hits are shared only between requests with the same salt.
+        kv_origin: what computed and carried the request's KV, where it is not what would have been computed here; only
+            requests of the same origin share prefix cache hits.
         hands_over: after its first own token it is HELD: it keeps its blocks and is not scheduled.
         pinned: never preempted; true where it hands over.
         spec_token_ids: draft tokens to verify (part of the contract; empty).
@@ -64,6 +66,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     choice: int = 0
     cache_salt: str = ""
+    kv_origin: str = ""
     hands_over: bool = False
     pinned: bool = False
     status: RequestStatus = RequestStatus.WAITING
@@ -79,6 +82,12 @@ class Request:
 
     def __post_init__(self) -> None:
         self.pinned = self.pinned or self.hands_over
+
+    def set_kv_origin(self, origin: str) -> None:
+        """Before the request has blocks."""
+        if self.kv_origin != origin:
+            self.kv_origin = origin
+            self.block_hashes.clear()
 
     @property
     def num_prompt_tokens(self) -> int:

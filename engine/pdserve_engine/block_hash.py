@@ -16,7 +16,7 @@ HASH_BYTES = 16
 
 
 class BlockHasher:
-    """Names blocks by keyed BLAKE2b-128 over (model identity, cache salt, hash of the block before, tokens).
+    """Names blocks by keyed BLAKE2b-128 over (model identity, cache salt, KV origin, hash of the block before, tokens).
 
     The key is secret to the process, so that nobody can make two prompts with the same name.
 
@@ -36,14 +36,15 @@ class BlockHasher:
         size = self.block_size
         while len(hashes) < num_blocks:
             start = len(hashes) * size
-            parent = hashes[-1] if hashes else self._root(request.cache_salt)
+            parent = hashes[-1] if hashes else self._root(request)
             token_ids = request.token_ids(start, start + size)
             assert len(token_ids) == size, "only full blocks have a hash"
             hashes.append(self._digest(b"block", parent + struct.pack(f"<{size}I", *token_ids)))
         return hashes[:num_blocks]
 
-    def _root(self, cache_salt: str) -> bytes:
-        return self._digest(b"root", struct.pack("<I", len(self._model_id)) + self._model_id + cache_salt.encode())
+    def _root(self, request: Request) -> bytes:
+        parts = (self._model_id, request.kv_origin.encode(), request.cache_salt.encode())
+        return self._digest(b"root", b"".join(struct.pack("<I", len(part)) + part for part in parts))
 
     def _digest(self, purpose: bytes, data: bytes) -> bytes:
         return blake2b(data, digest_size=HASH_BYTES, key=self._key, person=purpose).digest()

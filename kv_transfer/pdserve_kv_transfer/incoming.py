@@ -116,7 +116,7 @@ class Incoming:
         self.waiting.clear()
         self.bad |= (self.needed or frozenset()) - self.landed - self.landing
 
-    def completed(self, block_bytes: int, now: float) -> Completed:
+    def completed(self, slot_bytes: int, now: float) -> Completed:
         """Ends it well."""
         assert self.final is not None, f"{self.id} is not complete"
         self.outcome = HandedOver()
@@ -134,7 +134,7 @@ class Incoming:
             frozenset(self.bad),
             timings,
             num_blocks=len(self.landed),
-            num_bytes=len(self.landed) * block_bytes,
+            num_bytes=len(self.landed) * slot_bytes,
             num_mismatches=self.num_mismatches,
             num_resent=sum(self.tries.values()),
         )

@@ -48,10 +48,7 @@ class Receiver:
     Each id that is expected gets exactly one ``Completed`` or ``Ended``, when none of its landing passes is under way.
     """
 
-    def __init__(
-        self, *, block_bytes: int, deadlines: Deadlines | None = None, grant_policy: GrantPolicy = "offer"
-    ) -> None:
-        self._block_bytes = block_bytes
+    def __init__(self, *, deadlines: Deadlines | None = None, grant_policy: GrantPolicy = "offer") -> None:
         self._deadlines = deadlines or Deadlines()
         self._grant_policy = grant_policy
         self._region: Region | None = None
@@ -264,7 +261,7 @@ class Receiver:
     def _complete_if_done(self, handoff: Incoming, now: float) -> list[Effect]:
         if handoff.outcome is not None or not handoff.complete:
             return []
-        completed = handoff.completed(self._block_bytes, now)
+        completed = handoff.completed(self._region.slot_bytes if self._region is not None else 0, now)
         effects: list[Effect] = [] if handoff.word is None else [Send(handoff.word)]
         return [*effects, completed, *self._settle(handoff, now)]
 

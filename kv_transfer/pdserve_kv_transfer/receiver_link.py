@@ -72,9 +72,7 @@ class ReceiverLink:
         self.origin = ""
         self.wire: Wire | None = None
         self._deadlines = deadlines or Deadlines()
-        self._receiver = Receiver(
-            block_bytes=identity.layout.block_bytes, deadlines=self._deadlines, grant_policy=grant_policy
-        )
+        self._receiver = Receiver(deadlines=self._deadlines, grant_policy=grant_policy)
         self._heartbeat = Heartbeat(identity, peer_boot, is_sender=False, deadlines=self._deadlines)
         self._region: Region | None = None
 

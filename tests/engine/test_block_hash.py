@@ -26,6 +26,11 @@ def test_chain_names_a_block_by_all_that_lies_before() -> None:
 def test_everything_that_decides_the_content_is_in_the_name() -> None:
     names = [hashes([1, 2]), hashes([1, 2], salt="s"), hashes([1, 2], model_id="n"), hashes([1, 2], key=b"l")]
     assert len({name for (name,) in names}) == len(names)
+    lossy = request([1, 2])
+    hasher = BlockHasher("m", 2, b"k")
+    assert hasher.extend(lossy, 1) == names[0]
+    lossy.set_kv_origin("int8")
+    assert hasher.extend(lossy, 1) not in names
     assert hashes([1, 2], model_id="ab", salt="c") != hashes([1, 2], model_id="a", salt="bc")
 
 

@@ -16,7 +16,7 @@ from support.engines import BLOCK, RECEIVE, Engine
 if TYPE_CHECKING:
     from pdserve_engine.kv_cache_manager import BlockUsage
 
-LAYOUT = KVLayout(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_bytes=64)
+LAYOUT = KVLayout(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_bytes=32)
 D = NodeIdentity(
     boot_id="d",
     role="decode",
@@ -39,7 +39,7 @@ class Listener:
     def send(self, route: object, message: PeerMessage) -> None:
         self.sent.append(message.body)
 
-    def open_region(self, peer: str, connector: str) -> None:
+    def open_region(self, peer: str, connector: str, wire: object) -> None:
         self.sent.append(("open_region", peer))
 
 
@@ -69,7 +69,7 @@ def test_who_was_preempted_comes_before_new_hand_offs():  # B57
         return {body.id for body in listener.sent if isinstance(body, Grant)}
 
     say(LinkHello(identity=P))
-    region = Region(name="r", num_slots=8, slot_bytes=64, metadata=b"")
+    region = Region(name="r", num_slots=8, slot_bytes=32, metadata=b"")
     receiving.on_mover_event(RegionOpened("from/p", region), engine.tick())
 
     engine.add("a", range(7), max_tokens=12)

@@ -17,7 +17,7 @@ P = NodeIdentity(
     model_id="m",
     tokenizer_id="t",
     numerics="n",
-    layout=KVLayout(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_bytes=64),
+    layout=KVLayout(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_bytes=32),
     digest="x",
     connectors=["c"],
 )
@@ -36,7 +36,7 @@ class Listener:
     def disconnect(self, peer: object) -> None:
         pass
 
-    def connect(self, peer: str, connector: str, region: Region) -> None:
+    def connect(self, peer: str, connector: str, region: Region, wire: object) -> None:
         pass
 
     def write(self, peer: str, id: str, pieces: list[tuple[int, int, int]]) -> None:
@@ -97,7 +97,7 @@ def test_blocks_of_a_failed_write_s_siblings_are_nobody_else_s_until_they_have_e
     sending.accept(engine.scheduler.requests["a"], SEND)
     engine.begin()
     sending.offer_scheduled(engine.tick())
-    region = Region(name="r", num_slots=8, slot_bytes=64, metadata=b"")
+    region = Region(name="r", num_slots=8, slot_bytes=32, metadata=b"")
     say(LinkWelcome(identity=msgspec.structs.replace(P, boot_id="d"), connector="c", exact=True, region=region))
     (key,) = sending._links
     sending.on_mover_event(Connected(key), engine.tick())

@@ -10,6 +10,7 @@ from pdserve_kv_transfer.effects import Connect, Ended, Failed, LinkLost, NeedRe
 from pdserve_kv_transfer.link import stale_boot
 from pdserve_kv_transfer.receiver_link import ReceiverLink
 from pdserve_kv_transfer.sender_link import LinkState, SenderLink
+from pdserve_kv_transfer.wire import agree
 from pdserve_protocol.handoff import LinkHello, LinkRefused, LinkWelcome, PeerMessage, Region, StaleBoot
 from pdserve_protocol.timing import LINK_UP_S
 from support.handoff_world import BLOCK_BYTES, World, identity
@@ -36,11 +37,11 @@ def test_a_mismatch_is_refused_by_name(field: str, value: object) -> None:
 
 def test_layouts_must_agree() -> None:
     world = World()
-    layout = msgspec.structs.replace(world.p.layout, block_size=32)
+    layout = msgspec.structs.replace(world.p.layout, num_layers=3)
     world.start_d(layout=layout)
     world.offer("a", 20)
     world.settle()
-    assert "block_size" in reason_of(world)
+    assert "num_layers" in reason_of(world)
 
 
 def test_unlike_numerics_serve_but_are_not_exact() -> None:
@@ -97,7 +98,8 @@ def test_a_late_hello_of_an_older_link_is_ignored() -> None:
     link = ReceiverLink(identity("d1"), "p1")
     hello = LinkHello(identity=identity("p1"))
     envelope = {"from_boot": "p1", "to_boot": "d1", "from_sender": True, "body": hello}
-    assert link.on_peer_message(PeerMessage(**envelope, link=2), 0.0) == [NeedRegion("loopback")]
+    wire = agree(identity("p1"), identity("d1"))
+    assert link.on_peer_message(PeerMessage(**envelope, link=2), 0.0) == [NeedRegion("loopback", wire)]
     assert link.on_peer_message(PeerMessage(**envelope, link=1), 0.0) == []
 
 
@@ -109,7 +111,8 @@ def test_no_region_is_a_refusal() -> None:
     assert isinstance(effect, Transmit)
     assert isinstance(effect.message.body, LinkRefused)
     # The next link may have more luck.
-    assert link.on_peer_message(msgspec.structs.replace(hello, link=2), 1.0) == [NeedRegion("loopback")]
+    (effect,) = link.on_peer_message(msgspec.structs.replace(hello, link=2), 1.0)
+    assert isinstance(effect, NeedRegion)
 
 
 @pytest.mark.parametrize("change", [{"slot_bytes": BLOCK_BYTES + 1}, {}])
@@ -132,3 +135,26 @@ def test_a_message_for_a_dead_process_is_answered_once() -> None:
     assert (answer.from_boot, answer.to_boot, answer.from_sender, answer.link) == ("d1", "p1", False, 3)
     assert stale_boot("p2", answer) is None
     assert stale_boot("d1", message) is None
+
+
+def test_unlike_layouts_are_no_mismatch_and_the_wire_has_the_sender_s_blocks() -> None:
+    ours, theirs = identity("d1"), identity("p1")
+    size = theirs.layout.block_size * 2
+    layout = msgspec.structs.replace(
+        theirs.layout, block_size=size, block_bytes=theirs.layout.block_bytes * 2, order="L2SGD"
+    )
+    link = ReceiverLink(ours, "p1")
+    hello = LinkHello(identity=msgspec.structs.replace(theirs, layout=layout))
+    envelope = PeerMessage(from_boot="p1", to_boot="d1", from_sender=True, link=1, body=hello)
+    (effect,) = link.on_peer_message(envelope, 0.0)
+    assert isinstance(effect, NeedRegion)
+    assert effect.wire.slot_bytes == layout.block_bytes
+    assert (link.exact, link.origin) == (True, "")
+
+
+def test_a_lossy_wire_is_not_exact_and_has_an_origin() -> None:
+    ours, theirs = identity("d1", kv_wire_dtype="int8"), identity("p1", kv_wire_dtype="int8")
+    link = ReceiverLink(ours, "p1")
+    hello = PeerMessage(from_boot="p1", to_boot="d1", from_sender=True, link=1, body=LinkHello(identity=theirs))
+    link.on_peer_message(hello, 0.0)
+    assert (link.exact, link.origin) == (False, "n as int8")

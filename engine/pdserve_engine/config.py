@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pdserve_engine.device import Device
+
 DType = Literal["bfloat16", "float32"]
 
 
@@ -43,15 +45,22 @@ class SchedulerConfig:
     Attributes:
         max_num_seqs: requests running at the same time.
         max_num_batched_tokens: token budget of a step; a longer prompt is computed in chunks of at most this.
+        decode_on_after_s: a finished prompt that is to be handed over waits so long for its receiver before this node
+            generates its next tokens itself, while it has no prompt to run.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    decode_on_after_s: float = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
+    """``enforce_eager``: no CUDA graphs."""
+
     model: ModelConfig
     cache: CacheConfig = CacheConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
     num_threads: int | None = None
+    device: Device = "cpu"
+    enforce_eager: bool = False

@@ -6,9 +6,12 @@ EngineError
 │   └── BadRequest      a field has a value that the engine cannot work with
 ├── DeviceSetupError    a worker that cannot start as configured
 │   ├── NoRoomForCache  the KV cache would not hold one block
-│   └── ContextTooLong  more positions than the model was made for
+│   ├── ContextTooLong  more positions than the model was made for
+│   └── NoCudaDevice    a CUDA device was asked for, and torch sees none
+├── CannotPin           memory of the host that a GPU is to copy to cannot be page-locked
 ├── UntrustedNetwork    KV would travel off loopback, and nobody has said that the network may see it
 ├── GenerationFailed    the device failed under the offline API
+├── StepNotRun          a step that was queued behind one that failed
 ├── ContractBroken      a step that contradicts what the executor was told before
 └── WrongKV             an entry of the KV cache is not what the sequence says it is (fake executor only)
 """
@@ -58,17 +61,32 @@ class ContextTooLong(DeviceSetupError):
         super().__init__(f"max_model_len {max_model_len} exceeds the {limit} positions that the model was made for")
 
 
+class NoCudaDevice(DeviceSetupError):
+    def __init__(self) -> None:
+        super().__init__("--device cuda: torch sees no CUDA device; is this a CUDA build of torch, and a driver there?")
+
+
+class CannotPin(EngineError):
+    def __init__(self, num_bytes: int, reason: str) -> None:
+        super().__init__(f"{num_bytes} bytes of memory cannot be page-locked: {reason}")
+
+
 class UntrustedNetwork(EngineError):
     def __init__(self, host: str) -> None:
         super().__init__(
             f"--host {host} lets KV blocks travel off this machine, unencrypted: if the network is trusted, say so "
-            "with --kv-trusted-network"
+            "with --kv-trusted-network, or use --kv-connector tcp with --kv-encrypt"
         )
 
 
 class GenerationFailed(EngineError):
     def __init__(self, detail: str) -> None:
         super().__init__(f"a step failed: {detail}")
+
+
+class StepNotRun(EngineError):
+    def __init__(self) -> None:
+        super().__init__("the step before it failed")
 
 
 class ContractBroken(EngineError):

@@ -1,7 +1,7 @@
 """Memory of the KV cache: how much, and where it comes from.
 
-The cache is one anonymous mapping: page-aligned, zero, and without physical pages until a block is first written, so
-that a large cache costs nothing at start-up.
+On a CPU the cache is one anonymous mapping: page-aligned, zero, and without physical pages until a block is first
+written, so that a large cache costs nothing at start-up. On a GPU it is one allocation.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ if TYPE_CHECKING:
 
 _DEFAULT_SHARE = 4
 _DEFAULT_LIMIT = 4 << 30
+_DEVICE_SHARE = 0.85
 
 
-def num_blocks(config: CacheConfig, layout: KVLayout) -> int:
+def num_blocks(config: CacheConfig, layout: KVLayout, *, device_memory: int | None = None) -> int:
     """Blocks that the configured memory holds; by default a quarter of free memory, 4 GiB at most.
+
+    Args:
+        device_memory: bytes that are free on the GPU that the cache lies on, once the weights are there: 85 % of them
+            by default, since activations and graphs need some as well.
 
     Raises:
         NoRoomForCache: not even one.
@@ -35,7 +40,10 @@ def num_blocks(config: CacheConfig, layout: KVLayout) -> int:
         return config.num_blocks
     memory_bytes = config.memory_bytes
     if memory_bytes is None:
-        memory_bytes = min(free_memory() // _DEFAULT_SHARE, _DEFAULT_LIMIT)
+        if device_memory is not None:
+            memory_bytes = int(device_memory * _DEVICE_SHARE)
+        else:
+            memory_bytes = min(free_memory() // _DEFAULT_SHARE, _DEFAULT_LIMIT)
     count = memory_bytes // layout.block_bytes
     if count < 1:
         raise NoRoomForCache(memory_bytes, layout.block_bytes)
@@ -53,9 +61,16 @@ def allocate(count: int, layout: KVLayout) -> npt.NDArray[np.uint8]:
 
 def as_tensor(kv_bytes: npt.NDArray[np.uint8], layout: KVLayout) -> torch.Tensor:
     """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
-    dtype: torch.dtype = getattr(torch, layout.dtype)
-    shape = (-1, layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
-    return torch.from_numpy(kv_bytes).view(dtype).view(shape)
+    return torch.from_numpy(kv_bytes).view(getattr(torch, layout.dtype)).view(_shape(-1, layout))
+
+
+def allocate_on(device: torch.device, count: int, layout: KVLayout) -> torch.Tensor:
+    """Zeros [num_blocks, kv_heads, layers, 2, block_size, head_dim] on a GPU."""
+    return torch.zeros(_shape(count, layout), dtype=getattr(torch, layout.dtype), device=device)
+
+
+def _shape(count: int, layout: KVLayout) -> tuple[int, ...]:
+    return (count, layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
 
 
 def free_memory() -> int:

@@ -14,6 +14,9 @@ from pdserve_protocol.node import KVLayout
 from pdserve_text import files
 
 from pdserve_engine import kv_memory
+from pdserve_engine.device import CudaCapture, find_device, free_device_memory
+from pdserve_engine.device_cache import TorchDeviceCache
+from pdserve_engine.device_model import DeviceModel
 from pdserve_engine.errors import ContextTooLong
 from pdserve_engine.model_runner import ModelRunner
 from pdserve_engine.models.config import read_config
@@ -23,9 +26,8 @@ from pdserve_engine.weights import load_weights, model_id
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    import numpy.typing as npt
     from pdserve_kernels.interface import Backend
+    from pdserve_kv_transfer.cache_memory import Cache
 
     from pdserve_engine.config import EngineConfig
     from pdserve_engine.models.config import DecoderConfig
@@ -38,7 +40,7 @@ class Worker:
     Attributes:
         layout: of one KV block.
         num_blocks: blocks of the KV cache.
-        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], contiguous and page-aligned.
+        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], contiguous and page-aligned, on the device.
         model_id: hash of configuration and weights.
         numerics: fingerprint of what decides the bits of a result beside the model.
         max_model_len: tokens of one request at most.
@@ -46,38 +48,62 @@ class Worker:
 
     Raises:
         ModelError, WeightsError: the model cannot be used.
-        NoRoomForCache, ContextTooLong
+        NoRoomForCache, ContextTooLong, NoCudaDevice
     """
 
     def __init__(self, config: EngineConfig, *, backend: str | Backend = "auto") -> None:
-        kernels = select_backend(backend) if isinstance(backend, str) else backend
+        device = find_device(config.device)
+        dtype: torch.dtype = getattr(torch, config.model.dtype)
+        block_size = config.cache.block_size
+        kernels = (
+            select_backend(backend, device_type=device.type, block_size=block_size, dtype=dtype)
+            if isinstance(backend, str)
+            else backend
+        )
         kernels.set_threads(config.num_threads or len(os.sched_getaffinity(0)))
         folder = config.model.path
         model_config = read_config(folder)
-        dtype: torch.dtype = getattr(torch, config.model.dtype)
         limit = model_config.max_position_embeddings
         self.max_model_len = config.model.max_model_len or limit
         if self.max_model_len > limit:
             raise ContextTooLong(self.max_model_len, limit)
-        model = Decoder(model_config, load_weights(folder, dtype), kernels, self.max_model_len)
+        model = Decoder(model_config, load_weights(folder, dtype, str(device)), kernels, self.max_model_len)
         self.model_id = model_id(folder)
         self.numerics = kernels.fingerprint(dtype)
         self.vocab_size = model_config.vocab_size
         self.end_token_ids = _end_token_ids(folder)
-        self.layout = _layout(model_config, config.cache.block_size, config.model.dtype)
-        self.num_blocks = kv_memory.num_blocks(config.cache, self.layout)
-        self._kv_bytes = kv_memory.allocate(self.num_blocks, self.layout)
-        self.kv_cache = kv_memory.as_tensor(self._kv_bytes, self.layout)
+        self.layout = _layout(model_config, block_size, config.model.dtype)
+        on_cuda = device.type == "cuda"
+        self.num_blocks = kv_memory.num_blocks(
+            config.cache, self.layout, device_memory=free_device_memory(device) if on_cuda else None
+        )
+        if on_cuda:
+            self.kv_cache = kv_memory.allocate_on(device, self.num_blocks, self.layout)
+            self._kv_bytes: Cache = TorchDeviceCache(self.kv_cache)
+        else:
+            kv_bytes = kv_memory.allocate(self.num_blocks, self.layout)
+            self.kv_cache = kv_memory.as_tensor(kv_bytes, self.layout)
+            self._kv_bytes = kv_bytes
+        scheduler = config.scheduler
         self._runner = ModelRunner(
-            model,
+            DeviceModel(
+                model,
+                self.kv_cache,
+                max_num_tokens=max(scheduler.max_num_batched_tokens, scheduler.max_num_seqs),
+                max_num_seqs=scheduler.max_num_seqs,
+                max_model_len=self.max_model_len,
+                capture=CudaCapture() if kernels.graph_safe and not config.enforce_eager else None,
+            )
+            if on_cuda
+            else model,
             self.kv_cache,
             config.scheduler,
             max_model_len=self.max_model_len,
             end_token_ids=self.end_token_ids,
         )
 
-    def kv_bytes(self) -> npt.NDArray[np.uint8]:
-        """The memory of the KV cache itself, [num_blocks, block_bytes], writable."""
+    def kv_bytes(self) -> Cache:
+        """The memory of the KV cache itself, [num_blocks, block_bytes], writable; by way of the host on a GPU."""
         return self._kv_bytes
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:

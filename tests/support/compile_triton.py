@@ -60,7 +60,7 @@ def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: 
     qkv = torch.zeros(101, (heads + 2 * kv_heads) * dim, dtype=dtype)
     for norms in ((None, None), (norm_D, norm_D)):
         q_THD = rope.rope_and_write_kv(qkv, cache, 1, metadata, spec, *norms)
-    tiles = attention.make_tiles(lens, seq_lens, heads // kv_heads, cache)
+    tiles = attention.make_tiles(lens, seq_lens, spec, cache)
     attention.paged_attention(q_THD, cache, 1, metadata, spec, tiles)
     x_TE = torch.zeros(101, 576, dtype=dtype)
     norm.rms_norm(x_TE, torch.ones(576, dtype=dtype), 1e-6)

@@ -42,7 +42,8 @@ class Decoder:
         layers = [self._pack_layer(take, f"model.layers.{index}.") for index in range(config.num_layers)]
         norm_E = take("model.norm.weight", hidden)
         head_VE = embedding_VE if config.tied_embeddings else take("lm_head.weight", config.vocab_size, hidden)
-        cos_MD, sin_MD = rope_tables(config, max_model_len)
+        # Made on the CPU, so that an angle does not depend on the device.
+        cos_MD, sin_MD = (table.to(embedding_VE.device) for table in rope_tables(config, max_model_len))
         spec = AttentionSpec(
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,

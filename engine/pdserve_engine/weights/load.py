@@ -21,8 +21,8 @@ _CHUNK_BYTES = 8 << 20
 _NOT_IDENTITY = ("_name_or_path", "transformers_version", "torch_dtype", "dtype")
 
 
-def load_weights(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """All tensors by name, as ``dtype``, in memory of their own.
+def load_weights(folder: Path, dtype: torch.dtype, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """All tensors by name, as ``dtype``, in memory of their own on ``device``.
 
     Raises:
         NoWeights, BadWeightsFile
@@ -30,7 +30,7 @@ def load_weights(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for path in weight_files(folder):
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="pt", device=device) as file:
                 for name in file.keys():  # noqa: SIM118  (the file is not a mapping)
                     weights[name] = file.get_tensor(name).to(dtype, copy=True)
         except SafetensorError as error:

@@ -26,6 +26,7 @@ _FEW_ROWS = 16
 _MANY_ROWS = 64
 _KEYS = 64
 _SPLIT = 512
+_MOST_SPLITS = 64
 _NO_WINDOW = 2**30
 
 
@@ -37,32 +38,35 @@ class Tiles:
         rows: height of the matrix, a power of two.
         used_rows: rows of it that any tile uses.
         request_N, query_N: request of each tile, and its first query among those of the request.
-        num_splits: parts that the keys are walked in side by side; 1 walks them in one go.
+        split: keys of a split.
+        num_splits: splits that the keys are walked in side by side; 1 walks them in one go.
     """
 
     rows: int
     used_rows: int
     request_N: torch.Tensor
     query_N: torch.Tensor
+    split: int
     num_splits: int
 
 
-def make_tiles(query_lens: list[int], seq_lens: list[int], group: int, kv_cache: torch.Tensor) -> list[Tiles]:
+def make_tiles(query_lens: list[int], seq_lens: list[int], spec: AttentionSpec, kv_cache: torch.Tensor) -> list[Tiles]:
     """Low tiles for requests whose queries fit one, high ones for the others; none of a height that no request needs.
 
     Where each request has one query, nothing is copied to the device, so that a CUDA graph may do the same again; the
     splits are then as many as the largest of ``seq_lens`` needs, and shorter sequences leave some idle.
-
-    Args:
-        group: query heads of a KV head.
     """
+    group = spec.num_heads // spec.num_kv_heads
+    # As long for every step of a model; longer where a graph would otherwise launch very many that find no keys.
+    split = max(_SPLIT, padded(ceil_div(len(spec.cos_MD), _MOST_SPLITS)))
     few = padded(group, _FEW_ROWS)
     # Products of float32 have no tensor cores, and a high tile of them does not fit the registers.
     many = few if kv_cache.dtype == torch.float32 else padded(group, _MANY_ROWS)
     device = kv_cache.device
     if max(query_lens) == 1:
         request_N = torch.arange(len(query_lens), dtype=torch.int32, device=device)
-        return [Tiles(few, group, request_N, torch.zeros_like(request_N), ceil_div(max(seq_lens), _SPLIT))]
+        query_N = torch.zeros_like(request_N)
+        return [Tiles(few, group, request_N, query_N, split, ceil_div(max(seq_lens), split))]
     places: dict[bool, list[tuple[int, int]]] = {}
     longest, most_queries = 1, 1
     for request, (query_len, seq_len) in enumerate(zip(query_lens, seq_lens, strict=True)):
@@ -75,7 +79,8 @@ def make_tiles(query_lens: list[int], seq_lens: list[int], group: int, kv_cache:
     for is_low, pairs in places.items():
         pairs_2N = torch.tensor(pairs, dtype=torch.int32).T.contiguous().to(device)
         rows, used_rows = (few, most_queries * group) if is_low else (many, many // group * group)
-        tiles.append(Tiles(rows, used_rows, pairs_2N[0], pairs_2N[1], ceil_div(longest, _SPLIT) if is_low else 1))
+        num_splits = ceil_div(longest, split) if is_low else 1
+        tiles.append(Tiles(rows, used_rows, pairs_2N[0], pairs_2N[1], split, num_splits))
     return tiles
 
 
@@ -256,7 +261,7 @@ def paged_attention(
             "ROWS": tile.rows,
             "USED_ROWS": tile.used_rows,
             "KEYS": _KEYS,
-            "SPLIT": _SPLIT,
+            "SPLIT": tile.split,
         }
         parts = sums = out_TX
         if tile.num_splits > 1:

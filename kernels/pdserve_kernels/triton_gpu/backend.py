@@ -91,8 +91,7 @@ class TritonBackend:
         return rms_norm(x_TE, weight_E, eps, residual_TE)
 
     def plan(self, metadata: AttentionMetadata, spec: AttentionSpec, kv_cache: torch.Tensor) -> Plan:
-        group = spec.num_heads // spec.num_kv_heads
-        return TritonPlan(metadata, spec, kv_cache, make_tiles(metadata.query_lens, metadata.seq_lens, group, kv_cache))
+        return TritonPlan(metadata, spec, kv_cache, make_tiles(metadata.query_lens, metadata.seq_lens, spec, kv_cache))
 
     def rope_and_write_kv(
         self,

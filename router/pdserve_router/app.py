@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from aiohttp import web
 
+from pdserve_router import openapi
 from pdserve_router.errors import ModelNotFound, NotReady, RouterError
 from pdserve_router.http_errors import RETRY_AFTER_S, error_body, http_answer, status_body
+from pdserve_router.openai_answers import Model, ModelList, Version
 from pdserve_router.serving import REQUEST_ID, Serving
+from pdserve_router.tokens_api import TokensApi
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,17 +37,21 @@ def build_app(serving: Serving, registry: NodeRegistry, metrics: RouterMetrics) 
     """The web application. Run it with ``handler_cancellation=True``: a client that goes away ends its request."""
     app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
     status = _Status(serving, registry, metrics)
+    tokens = TokensApi(registry)
     app.add_routes(
         [
             web.post("/v1/chat/completions", serving.chat),
             web.post("/v1/completions", serving.completion),
             web.post("/v1/responses", serving.responses),
+            web.post("/tokenize", tokens.tokenize),
+            web.post("/detokenize", tokens.detokenize),
             web.get("/v1/models", status.models),
             web.get("/v1/models/{model:.+}", status.model),
             web.get("/health", status.health),
             web.get("/ready", status.ready),
             web.get("/metrics", status.metrics),
             web.get("/version", status.version),
+            web.get("/openapi.json", status.openapi),
         ]
     )
     app.on_response_prepare.append(_echo_request_id)
@@ -104,7 +111,7 @@ class _Status:
         self._created = int(time.time())
 
     async def models(self, request: web.Request) -> web.Response:
-        return _json({"object": "list", "data": [self._model(name) for name in self._registry.model_names()]})
+        return _json(ModelList(data=[self._model(name) for name in self._registry.model_names()]))
 
     async def model(self, request: web.Request) -> web.Response:
         name, names = request.match_info["model"], self._registry.model_names()
@@ -142,22 +149,23 @@ class _Status:
         )
 
     async def version(self, request: web.Request) -> web.Response:
-        return _json({"version": version("pdserve")})
+        return _json(Version(version=version("pdserve")))
+
+    async def openapi(self, request: web.Request) -> web.Response:
+        return _json_bytes(openapi.document(), 200)
 
     def _degraded(self) -> bool:
         """Prefill nodes are configured, and none works with a decode node."""
         return bool(self._registry.of_role("prefill")) and not self._registry.has_pair()
 
-    def _model(self, name: str) -> dict[str, Any]:
+    def _model(self, name: str) -> Model:
         infos = [n.info for n in self._registry.nodes if n.usable and n.info and n.info.served_model_name == name]
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._created,
-            "owned_by": "pdserve",
-            "max_model_len": min(info.max_model_len for info in infos),
-            "vocab_size": min(info.vocab_size for info in infos),
-        }
+        return Model(
+            id=name,
+            created=self._created,
+            max_model_len=min(info.max_model_len for info in infos),
+            vocab_size=min(info.vocab_size for info in infos),
+        )
 
 
 def _node(node: Node) -> dict[str, Any]:

@@ -68,7 +68,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Temperature = Annotated[float, Meta(ge=0, le=2)]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Count = Annotated[int, Meta(ge=1)]
+Count = Annotated[int, Meta(ge=1, le=(1 << 31) - 1)]
 NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0)]
@@ -112,7 +112,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     max_tokens: Count | None = None
-    min_tokens: Annotated[int, Meta(ge=0)] | None = None
+    min_tokens: Annotated[int, Meta(ge=0, le=(1 << 31) - 1)] | None = None
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=-1)] | None = None

@@ -153,10 +153,8 @@ def parse_responses(data: bytes) -> GenerationRequest:
     try:
         return _chat(chat, "responses", original=body)
     except BadRequest as error:
-        # Both endpoints mean the same by it, under another name.
-        renamed = {"max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
-        if error.param in renamed:
-            raise NotSupported(renamed[error.param]) from error
+        if error.param == "response_format":
+            raise NotSupported("text.format", "only type 'text'") from error
         raise
 
 
@@ -284,12 +282,13 @@ def _chat(body: ChatBody, endpoint: Endpoint, original: ResponsesBody | None = N
         variables=body.chat_template_kwargs,
     )
     newer = body.max_completion_tokens is not None
+    newer_name = "max_output_tokens" if endpoint == "responses" else "max_completion_tokens"
     return _checked(
         body,
         endpoint=endpoint,
         prompts=[prompt],
         max_tokens=body.max_completion_tokens if newer else body.max_tokens,
-        max_tokens_param="max_completion_tokens" if newer else "max_tokens",
+        max_tokens_param=newer_name if newer else "max_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tools={tool.function.name: tool.function.parameters or {} for tool in tools},
         parallel_tool_calls=body.parallel_tool_calls is not False,

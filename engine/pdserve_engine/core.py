@@ -6,13 +6,15 @@ says when a step's future is done.
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import wait
 from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from pdserve_engine.errors import BadRequest, DoesNotFit
+from pdserve_engine.errors import BadRequest, DoesNotFit, StepNotRun
 from pdserve_engine.request import Request
+from pdserve_engine.step_pace import StepPace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from pdserve_engine.executor import Executor
     from pdserve_engine.scheduler import Scheduler, StepResult
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+
+MAX_STEPS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +47,19 @@ class EngineLimits:
 
 
 class EngineCore:
-    """One engine. Between ``begin_step`` and ``finish_step`` everything else may be called."""
+    """One engine. Between ``begin_step`` and ``finish_step`` everything else may be called.
+
+    Attributes:
+        pace: how long steps take. It says when to begin a step while another is in flight; heeding it is the caller's
+            matter, since an offline caller has nobody to wait for.
+    """
 
     def __init__(self, scheduler: Scheduler, executor: Executor, limits: EngineLimits) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
-        self._step: tuple[SchedulerOutput, Future[ModelRunnerOutput]] | None = None
+        self.pace = StepPace()
+        self._steps: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
     @property
     def counters(self) -> EngineCounters:
@@ -56,12 +67,7 @@ class EngineCore:
 
     @property
     def step_in_flight(self) -> bool:
-        return self._step is not None
-
-    @property
-    def num_tokens_in_flight(self) -> int:
-        """Tokens that the step in flight computes; 0 without one."""
-        return 0 if self._step is None else self._step[0].total_num_scheduled_tokens
+        return bool(self._steps)
 
     def add_request(self, message: AddRequest, now: float) -> Request:
         """Takes a request, whole or one half, into the scheduler.
@@ -91,41 +97,56 @@ class EngineCore:
         return self.scheduler.finish(request_id, now, outcome)
 
     def begin_step(self, now: float) -> Future[ModelRunnerOutput] | None:
-        """Starts the next step; None where one is in flight or nothing can be computed now."""
-        if self._step is not None:
+        """Starts the next step, or queues it behind the one in flight.
+
+        None where two are in flight or nothing can be computed now.
+        """
+        if len(self._steps) == MAX_STEPS_IN_FLIGHT:
             return None
         scheduler_output = self.scheduler.schedule(now)
         if scheduler_output is None:
             return None
+        self.pace.begun(scheduler_output.total_num_scheduled_tokens, now)
         future = self.executor.execute_model(scheduler_output)
-        self._step = (scheduler_output, future)
+        self._steps.append((scheduler_output, future))
         return future
 
     def finish_step(self, future: Future[ModelRunnerOutput], now: float) -> list[StepResult]:
-        """Takes in the step in flight, whose future is done.
+        """Takes in the oldest step in flight, whose future is done.
 
-        A step that failed fails its requests and no others: their results carry Failed("internal").
+        A step that failed fails its requests and no others: their results carry Failed("internal"). What was queued
+        behind it is not run and has no results; its requests that live are computed in a later step.
+
+        Args:
+            now: when it was done.
         """
-        assert self._step is not None, "no step in flight"
-        scheduler_output, in_flight = self._step
-        assert future is in_flight, "not the step in flight"
-        self._step = None
+        scheduler_output, in_flight = self._steps.popleft()
+        assert future is in_flight, "not the oldest step in flight"
         error = future.exception()
-        if error is not None:
-            return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}", now)
-        return self.scheduler.update_from_output(scheduler_output, future.result(), now)
+        self.pace.ended(now, computed=error is None)
+        if error is None:
+            return self.scheduler.update_from_output(scheduler_output, future.result(), now)
+        if isinstance(error, StepNotRun):
+            self.scheduler.skip_step(scheduler_output)
+            return []
+        return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}", now)
 
     def step(self, clock: Callable[[], float]) -> list[StepResult]:
-        """One whole step, or the rest of the one in flight, waiting for it; empty where nothing can be computed."""
-        if self._step is None and self.begin_step(clock()) is None:
+        """Waits for the oldest step, with another queued behind it; its results, none where nothing is to do.
+
+        Steps may be in flight afterwards. A step may have no results: look at ``step_in_flight`` and the scheduler for
+        whether there is more.
+        """
+        while self.begin_step(clock()) is not None:
+            pass
+        if not self._steps:
             return []
-        assert self._step is not None
-        _, future = self._step
+        _, future = self._steps[0]
         wait([future])
         return self.finish_step(future, clock())
 
     def close(self) -> None:
-        """Waits for the step under way and releases the device. Idempotent."""
+        """Waits for the steps under way and releases the device. Idempotent."""
         self.executor.close()
 
     # ---- checks --------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol
 
+from pdserve_engine.errors import StepNotRun
+
 if TYPE_CHECKING:
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
     from pdserve_engine.worker import Worker
@@ -14,11 +16,15 @@ class Executor(Protocol):
     """Runs steps in order. The engine needs nothing else of the device."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        """Starts one step. Steps run in the order of the calls; a failed step fails its future."""
+        """Takes one step. Steps run in the order of the calls, one after the other; a failed step fails its future.
+
+        A step with ``queued`` set whose predecessor failed, or was itself not run, is not run either: its future fails
+        with StepNotRun, and the device is as the failed step left it.
+        """
         ...
 
     def close(self) -> None:
-        """Waits for the step under way and releases the device. Idempotent."""
+        """Waits for the steps under way and releases the device. Idempotent."""
         ...
 
 
@@ -28,9 +34,18 @@ class UniProcExecutor:
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
+        self._failed = False
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
-        return self._thread.submit(self.worker.execute_model, scheduler_output)
+        return self._thread.submit(self._run, scheduler_output)
+
+    def _run(self, scheduler_output: SchedulerOutput) -> ModelRunnerOutput:
+        if scheduler_output.queued and self._failed:
+            raise StepNotRun
+        self._failed = True
+        output = self.worker.execute_model(scheduler_output)
+        self._failed = False
+        return output
 
     def close(self) -> None:
         self._thread.shutdown(wait=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pdserve_protocol.outputs import TokenLogprobs
 
-from pdserve_engine.errors import ContractBroken, WrongKV
+from pdserve_engine.errors import ContractBroken, StepNotRun, WrongKV
 from pdserve_engine.scheduler_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class FakeExecutor:
         self._known: dict[str, _Known] = {}
         self._pending: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
         self._error: Exception | None = None
+        self._failed = False
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> Future[ModelRunnerOutput]:
         future: Future[ModelRunnerOutput] = Future()
@@ -91,10 +92,15 @@ class FakeExecutor:
     def complete(self) -> None:
         """Computes the oldest step that waits; only now does it read and write the KV cache."""
         scheduler_output, future = self._pending.popleft()
+        if scheduler_output.queued and self._failed:
+            future.set_exception(StepNotRun())
+            return
         self.num_steps += 1
         try:
             future.set_result(self._run(scheduler_output))
+            self._failed = False
         except (WrongKV, ContractBroken, FakeDeviceError) as error:
+            self._failed = True
             future.set_exception(error)
 
     def fail_next(self, message: str) -> None:

@@ -94,7 +94,9 @@ class KVCacheManager:
     def append(self, request: Request, num_tokens: int) -> bool:
         """Makes room for ``num_tokens`` tokens in all. All or nothing."""
         table = self._tables[request.request_id]
-        blocks = self.pool.allocate(max(0, self.blocks_for(num_tokens) - len(table)))
+        if num_tokens <= len(table) * self.block_size:
+            return True
+        blocks = self.pool.allocate(self.blocks_for(num_tokens) - len(table))
         if blocks is None:
             return False
         table.extend(blocks)

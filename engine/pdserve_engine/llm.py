@@ -199,6 +199,8 @@ class LLM:
         finally:
             for id in pending:
                 self.core.abort(id, time.monotonic())
+            while self.core.step_in_flight:
+                self.core.step(time.monotonic)
         return [self._generation(one, started_at) for one in pending.values()]
 
     def _run(self, pending: Mapping[str, _Pending], bar: tqdm[Any]) -> None:
@@ -207,7 +209,7 @@ class LLM:
             for result in self.core.step(time.monotonic):
                 one = pending.get(result.request.request_id)
                 if one is None:
-                    continue  # of a call that was interrupted in the middle of a step
+                    continue  # of a call that was interrupted
                 num_tokens += len(result.new_token_ids)
                 one.logprobs.extend(result.logprobs or [])
                 if isinstance(result.finish, Failed):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from pdserve_engine.input_batch import InputBatch
@@ -16,8 +17,6 @@ from pdserve_engine.scheduler_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pdserve_protocol.outputs import TokenLogprobs
 
     from pdserve_engine.config import SchedulerConfig
     from pdserve_engine.models.decoder import Decoder
@@ -59,51 +58,55 @@ class ModelRunner:
             ContractBroken: the step contradicts the steps before it.
         """
         starts = self._update(step)
-        spans = []
+        counts = step.num_scheduled_tokens
+        if not counts:
+            return ModelRunnerOutput({}, {})
         # Decodes first: they are the rows that every step has.
-        for req_id, count in sorted(step.num_scheduled_tokens.items(), key=lambda item: item[1] > 1):
-            spans.append((self._batch.get(req_id), starts[req_id], starts[req_id] + count))
-        if not spans:
-            return ModelRunnerOutput({}, {})
-        token_ids_T, metadata = self._batch.make_step(spans)
-        sampling, rows, row = [], [], -1
-        for request, start, end in spans:
-            row += end - start
-            if end == request.num_tokens:
-                sampling.append(request)
-                rows.append(row)
-        rows_N = torch.tensor(rows, dtype=torch.int64)
+        req_ids = [i for i, count in counts.items() if count == 1] + [i for i, count in counts.items() if count != 1]
+        token_ids_T, metadata, sampling = self._batch.make_step(
+            req_ids, [starts[i] for i in req_ids], [counts[i] for i in req_ids]
+        )
+        rows_N = torch.from_numpy(metadata.query_start_R1.numpy()[sampling + 1].astype(np.int64) - 1)
         logits_NV = self._model.forward(token_ids_T, metadata, self._kv_cache, rows_N)
-        if not sampling:
+        return self._sample(logits_NV, [req_ids[index] for index in sampling])
+
+    def _sample(self, logits_NV: torch.Tensor, req_ids: list[str]) -> ModelRunnerOutput:
+        """One token for each request; it is known from now on."""
+        if not req_ids:
             return ModelRunnerOutput({}, {})
-        sampled_token_ids: dict[str, list[int]] = {}
-        logprobs: dict[str, list[TokenLogprobs]] = {}
-        samples = sample(logits_NV, [request.sampler_state for request in sampling])
-        for request, sampled in zip(sampling, samples, strict=True):
-            request.sampler_state.append(sampled.token_id)
-            self._batch.append_tokens(request.req_id, [sampled.token_id])
-            sampled_token_ids[request.req_id] = [sampled.token_id]
-            if sampled.logprobs is not None:
-                logprobs[request.req_id] = [sampled.logprobs]
-        return ModelRunnerOutput(sampled_token_ids, logprobs)
+        states = [self._batch.sampler_state(req_id) for req_id in req_ids]
+        samples = sample(logits_NV, states)
+        token_ids = [sampled.token_id for sampled in samples]
+        for state, token_id in zip(states, token_ids, strict=True):
+            state.append(token_id)
+        self._batch.append_sampled(req_ids, token_ids)
+        return ModelRunnerOutput(
+            sampled_token_ids={req_id: [token_id] for req_id, token_id in zip(req_ids, token_ids, strict=True)},
+            logprobs={
+                req_id: [sampled.logprobs]
+                for req_id, sampled in zip(req_ids, samples, strict=True)
+                if sampled.logprobs is not None
+            },
+        )
 
     def _update(self, step: SchedulerOutput) -> dict[str, int]:
         """Brings what is remembered up to this step; returns the first token to compute by request."""
         for req_id in step.finished_req_ids:
             self._batch.remove(req_id)
-        starts = {}
         for new in step.scheduled_new_reqs:
             self._batch.add(new.req_id, new.token_ids, new.block_ids, self._sampler_state(new))
-            starts[new.req_id] = new.num_computed_tokens
         cached = step.scheduled_cached_reqs
-        for req_id, token_ids, block_ids, num_computed_tokens in zip(
-            cached.req_ids, cached.new_token_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
+        for req_id, token_ids, block_ids in zip(
+            cached.req_ids, cached.new_token_ids, cached.new_block_ids, strict=True
         ):
-            for token_id in token_ids:
-                self._batch.get(req_id).sampler_state.append(token_id)
-            self._batch.append_tokens(req_id, token_ids)
-            self._batch.append_blocks(req_id, block_ids)
-            starts[req_id] = num_computed_tokens
+            if token_ids:
+                for token_id in token_ids:
+                    self._batch.sampler_state(req_id).append(token_id)
+                self._batch.append_tokens(req_id, token_ids)
+            if block_ids:
+                self._batch.append_blocks(req_id, block_ids)
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        starts.update((new.req_id, new.num_computed_tokens) for new in step.scheduled_new_reqs)
         return starts
 
     def _sampler_state(self, new: NewRequestData) -> SamplerState:

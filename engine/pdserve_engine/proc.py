@@ -12,7 +12,6 @@ import os
 import queue
 import signal
 import time
-from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,7 +33,8 @@ from pdserve_protocol.outputs import Aborted, Failed, Outputs, RequestOutput
 from pdserve_protocol.requests import AbortRequests, AddRequest
 
 from pdserve_engine.door import Arrived, DoorDied, DoorEvent, VisitorSilent
-from pdserve_engine.errors import RequestRejected
+from pdserve_engine.errors import RequestRejected, StepNotRun
+from pdserve_engine.outbox import OpenRequest, Outbox
 from pdserve_engine.receiving import Receiving, transfer_proof
 from pdserve_engine.sending import Sending
 
@@ -61,9 +61,10 @@ MAX_OPEN_PROMPT_TOKENS = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The step in flight is over, well or not."""
+    """The oldest step in flight is over, well or not."""
 
     future: Future[ModelRunnerOutput]
+    ended_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,6 @@ class Drain:
 
 
 Event = DoorEvent | MoverEvent | StepDone | Drain
-
-
-@dataclass(slots=True)
-class _Open:
-    """A request that has not had its terminal message: who is told, and until when it may take."""
-
-    owner: Route
-    deadline: float
-    timeout_s: float
-    num_prompt_tokens: int
-    has_output: bool = False
 
 
 class EngineCoreProc:
@@ -116,14 +106,11 @@ class EngineCoreProc:
         self._drain_timeout_s = drain_timeout_s
         self._hands_over = send_policy is not None
         self._takes_over = receive_policy is not None
-        self._sending = Sending(core, mover, door, identity, send_policy, self._emit)
-        self._receiving = Receiving(core, mover, door, identity, receive_policy, self._emit, self._on_result)
-        self._open: dict[str, _Open] = {}
-        self._num_open_tokens = 0
-        self._outbox: defaultdict[Route, list[RequestOutput]] = defaultdict(list)
+        self._outbox = Outbox()
+        self._sending = Sending(core, mover, door, identity, send_policy, self._outbox.put)
+        self._receiving = Receiving(core, mover, door, identity, receive_policy, self._outbox.put, self._on_result)
         self._started_at = time.monotonic()
         self._ticked_at = self._started_at
-        self._step_began_at = 0.0
         self._drain_deadline: float | None = None
 
     # ---- the loop --------------------------------------------------------------------------------------------------
@@ -164,13 +151,17 @@ class EngineCoreProc:
 
     def _wait(self) -> list[Event]:
         is_active = bool(
-            self._open or self._drain_deadline is not None or self._sending.is_active() or self._receiving.is_active()
+            self._outbox or self._drain_deadline is not None or self._sending.is_active() or self._receiving.is_active()
         )
         if not is_active:
             self._door.set_load(self._load())
+        timeout = TICK_S if is_active else None
+        until_step = self.core.pace.queue_at - time.monotonic()
+        if 0 < until_step < TICK_S:
+            timeout = until_step
         events: list[Event] = []
         try:
-            events.append(self.inbox.get(timeout=TICK_S if is_active else None))
+            events.append(self.inbox.get(timeout=timeout))
             while True:
                 events.append(self.inbox.get_nowait())
         except queue.Empty:
@@ -180,8 +171,8 @@ class EngineCoreProc:
         match event:
             case Arrived(route=route, message=message):
                 self._on_message(route, message, now)
-            case StepDone(future=future):
-                self._on_step_done(future, now)
+            case StepDone(future=future, ended_at=ended_at):
+                self._on_step_done(future, ended_at, now)
             case VisitorSilent(visitor=visitor):
                 self._on_silence(visitor, now)
             case Drain():
@@ -197,31 +188,32 @@ class EngineCoreProc:
         self._door.set_load(self._load())
         self._sending.tick(now)
         self._receiving.tick(now)
-        for id in [id for id, open in self._open.items() if open.deadline < now]:
-            message = f"not finished within {self._open[id].timeout_s:g} s"
-            self._end(id, Failed(code="deadline", message=message), now)
+        for id, request in self._outbox.overdue(now):
+            self._end(id, Failed(code="deadline", message=f"not finished within {request.timeout_s:g} s"), now)
         if self._drain_deadline is not None and now > self._drain_deadline:
-            for id in list(self._open):
+            for id in self._outbox.ids():
                 self._end(id, Failed(code="draining", message="the node is shutting down"), now)
 
     # ---- steps -----------------------------------------------------------------------------------------------------
 
     def _begin_step(self, now: float) -> None:
+        if now < self.core.pace.queue_at:
+            return
         future = self.core.begin_step(now)
         if future is None:
             return
-        self._step_began_at = now
-        future.add_done_callback(lambda done: self.inbox.put(StepDone(done)))
+        future.add_done_callback(lambda done: self.inbox.put(StepDone(done, time.monotonic())))
         self._sending.offer_scheduled(now)
 
-    def _on_step_done(self, future: Future[ModelRunnerOutput], now: float) -> None:
-        num_tokens = self.core.num_tokens_in_flight
-        results = self.core.finish_step(future, now)
-        if error := future.exception():
+    def _on_step_done(self, future: Future[ModelRunnerOutput], ended_at: float, now: float) -> None:
+        results = self.core.finish_step(future, ended_at)
+        error = future.exception()
+        if error is not None and not isinstance(error, StepNotRun):
             log.error("a step failed and with it %d requests", len(results), exc_info=error)
         for result in results:
             self._on_result(result)
-        self._sending.observe_step(num_tokens, now - self._step_began_at)
+        if (step := self.core.pace.last) is not None:
+            self._sending.observe_step(step.num_tokens, step.seconds)
         self._sending.on_results(results, now)
 
     def _on_result(self, result: StepResult) -> None:
@@ -229,7 +221,7 @@ class EngineCoreProc:
         request = result.request
         if not result.new_token_ids and result.finish is None:
             return
-        open = self._open.get(request.request_id)
+        open = self._outbox.get(request.request_id)
         if open is None:
             return
         position, token_ids, logprobs = result.position, result.new_token_ids, result.logprobs
@@ -243,7 +235,7 @@ class EngineCoreProc:
                     logprobs = [*final.logprobs, *(logprobs or [])]
         computed_first = takeover is None and not open.has_output and bool(result.new_token_ids)
         open.has_output = True
-        self._emit(
+        self._outbox.put(
             RequestOutput(
                 id=request.request_id,
                 position=position,
@@ -265,7 +257,8 @@ class EngineCoreProc:
                 self._on_add(route, message, now)
             case AbortRequests(ids=ids):
                 for id in ids:
-                    if id in self._open and self._open[id].owner == route:
+                    open = self._outbox.get(id)
+                    if open is not None and open.owner == route:
                         self._end(id, Aborted(), now)
             case Hello():
                 self._door.send(route, self.info)
@@ -298,11 +291,11 @@ class EngineCoreProc:
         if refusal is not None:
             log.info("request %s (client %s) refused: %s", message.id, message.client_id, refusal[1])
             failed = Failed(code=refusal[0], message=refusal[1])
-            self._outbox[route].append(RequestOutput(id=message.id, position=len(message.output_token_ids), end=failed))
+            self._outbox.refuse(route, RequestOutput(id=message.id, position=len(message.output_token_ids), end=failed))
             return
-        num_tokens = len(message.prompt_token_ids)
-        self._open[message.id] = _Open(route, now + message.timeout_s, message.timeout_s, num_tokens)
-        self._num_open_tokens += num_tokens
+        deadline = now + message.timeout_s
+        open = OpenRequest(route, deadline, message.timeout_s, len(message.prompt_token_ids))
+        self._outbox.open(message.id, open)
         if message.send_to is not None:
             self._sending.accept(request, message.send_to)
         if message.receive_from is not None:
@@ -314,9 +307,9 @@ class EngineCoreProc:
             return "stale_boot", "the node has restarted"
         if self._drain_deadline is not None:
             return "draining", "the node is shutting down"
-        if len(self._open) >= MAX_OPEN_REQUESTS:
+        if len(self._outbox) >= MAX_OPEN_REQUESTS:
             return "overloaded", f"the node has {MAX_OPEN_REQUESTS} requests"
-        if self._num_open_tokens + len(message.prompt_token_ids) > MAX_OPEN_PROMPT_TOKENS:
+        if self._outbox.num_prompt_tokens + len(message.prompt_token_ids) > MAX_OPEN_PROMPT_TOKENS:
             return "overloaded", f"the prompts of the node's requests have {MAX_OPEN_PROMPT_TOKENS} tokens"
         if message.send_to is not None and not self._hands_over:
             return "bad_request", f"a {self.info.identity.role} node does not hand over"
@@ -335,40 +328,30 @@ class EngineCoreProc:
         self._sending.abort(id, reason, now)
         self._receiving.abort(id, now)
         assert request is not None, f"{id} is open and not known to the scheduler"
-        self._emit(RequestOutput(id=id, position=request.num_output_tokens, end=end))
+        self._outbox.put(RequestOutput(id=id, position=request.num_output_tokens, end=end))
 
     def _on_silence(self, visitor: Visitor, now: float) -> None:
-        ids = [id for id, open in self._open.items() if open.owner == visitor]
+        ids = self._outbox.ids_of(visitor)
         if ids:
             log.warning("a router is silent; ending its %d requests", len(ids))
         for id in ids:
             self._end(id, Aborted(), now)
 
-    def _emit(self, output: RequestOutput) -> None:
-        """Queues an output for its router. The terminal one is the last."""
-        open = self._open.get(output.id)
-        if open is None:
-            return
-        self._outbox[open.owner].append(output)
-        if output.end is not None:
-            self._num_open_tokens -= self._open.pop(output.id).num_prompt_tokens
-
     def _flush(self) -> None:
-        for route, outputs in self._outbox.items():
+        for route, outputs in self._outbox.take().items():
             self._door.send(route, Outputs(outputs=outputs))
-        self._outbox.clear()
 
     # ---- the end of the node ---------------------------------------------------------------------------------------
 
     def _begin_drain(self, now: float) -> None:
         if self._drain_deadline is None:
-            log.info("draining: %d requests, %g s at most", len(self._open), self._drain_timeout_s)
+            log.info("draining: %d requests, %g s at most", len(self._outbox), self._drain_timeout_s)
             self._drain_deadline = now + self._drain_timeout_s
             self._door.set_load(self._load())
             self._door.broadcast_load()
 
     def _drained(self) -> bool:
-        return self._drain_deadline is not None and not self._open and not self.core.step_in_flight
+        return self._drain_deadline is not None and not self._outbox and not self.core.step_in_flight
 
     # ---- what we say of ourselves ----------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ Owned and changed by the scheduler alone. Knows nothing of blocks, steps or mess
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from typing import TYPE_CHECKING
 
 from pdserve_protocol.outputs import PrefillProof
@@ -26,7 +26,7 @@ class RequestStatus(Enum):
     FINISHED = auto()
 
 
-class RequestEvent(Enum):
+class RequestEvent(IntEnum):
     """What happens once in the life of a request; the first time counts."""
 
     ARRIVED = auto()
@@ -51,6 +51,9 @@ class Request:
         pinned: never preempted; true where it hands over.
         spec_token_ids: draft tokens to verify (part of the contract; empty).
         num_computed_tokens: tokens whose KV is in the request's blocks, by retired steps.
+        num_tokens_in_flight: tokens that steps in flight compute, beginning with the first that is not computed.
+        num_output_placeholders: output tokens that steps in flight sample: known to be coming, and not yet seen.
+        last_step: number of the last step that it was part of; 0 before the first.
         num_cached_tokens: of these, taken from the prefix cache when first admitted.
         num_known_before: highest num_computed_tokens ever, here or on the node that handed over; computing what lies
             below it is recomputation.
@@ -72,6 +75,9 @@ class Request:
     status: RequestStatus = RequestStatus.WAITING
     spec_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
+    num_tokens_in_flight: int = 0
+    num_output_placeholders: int = 0
+    last_step: int = 0
     num_cached_tokens: int = 0
     num_known_before: int = 0
     num_counted_prompt_tokens: int = 0
@@ -104,12 +110,23 @@ class Request:
 
     @property
     def num_tokens_with_spec(self) -> int:
-        return self.num_tokens + len(self.spec_token_ids)
+        """Tokens that are known, or will be when the steps in flight have retired."""
+        return (
+            len(self.prompt_token_ids)
+            + len(self.output_token_ids)
+            + self.num_output_placeholders
+            + len(self.spec_token_ids)
+        )
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens that are computed, or will be when the steps in flight have retired."""
+        return self.num_computed_tokens + self.num_tokens_in_flight
 
     @property
     def num_remaining(self) -> int:
-        """Tokens to compute until the next one can be sampled."""
-        return self.num_tokens_with_spec - self.num_computed_tokens
+        """Tokens to schedule until the next one can be sampled."""
+        return self.num_tokens_with_spec - self.num_computed_tokens - self.num_tokens_in_flight
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Copy of the known tokens at positions ``start`` to ``stop``."""

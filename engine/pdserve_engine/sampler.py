@@ -10,8 +10,7 @@ are made in float64, and ties go to the smaller token id. The mathematics is pds
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from pdserve_kernels.sampling import select_sampling
@@ -31,8 +30,7 @@ if TYPE_CHECKING:
 _math = select_sampling()
 
 
-@dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(NamedTuple):
     """``logprobs`` where the request asked for them."""
 
     token_id: int
@@ -71,6 +69,8 @@ class SamplerState:
         counts_output = params.presence_penalty != 0 or params.frequency_penalty != 0
         self.output_counts = np.zeros(vocab_size, dtype=np.int32) if counts_output else None
         self.seen = np.zeros(vocab_size, dtype=np.bool_) if params.repetition_penalty != 1 else None
+        self._always_adjusts = bool(self.bias_ids.size) or self.output_counts is not None or self.seen is not None
+        self._is_greedy = params.temperature == 0 and params.logprobs is None
         if self.seen is not None:
             self.seen[np.array(token_ids[:num_prompt_tokens], dtype=np.int64)] = True
         for token_id in token_ids[num_prompt_tokens:]:
@@ -79,17 +79,12 @@ class SamplerState:
     @property
     def is_plain_greedy(self) -> bool:
         """The next token is that of the largest raw logit, and nothing else is asked."""
-        return self.params.temperature == 0 and self.params.logprobs is None and not self.adjusts
+        return self._is_greedy and not self.adjusts
 
     @property
     def adjusts(self) -> bool:
         """The next token is not chosen by the raw logits."""
-        return bool(
-            self.bias_ids.size
-            or self.output_counts is not None
-            or self.seen is not None
-            or self.num_output_tokens < self.params.min_tokens
-        )
+        return self._always_adjusts or self.num_output_tokens < self.params.min_tokens
 
     def append(self, token_id: int) -> None:
         """Takes note of one more output token."""

@@ -4,15 +4,16 @@ Owns the requests from their arrival to their end, and their order. There are no
 and known tokens, and every step hands out a budget so that the first catch up with the second. Prefix hits and
 transferred KV are just computed tokens. Knows nothing of messages, tensors or clocks.
 
-One step is in flight at a time. Blocks of a request that ends while it is computed are freed when the step has retired,
-because until then it may write to them.
+Steps are made ahead of results: a step may be scheduled while others are in flight. It counts on what they will have
+computed and sampled, and a request that turns out to have ended is computed in vain: nothing of it is taken. Steps
+retire in their order. Blocks of a request that ends are freed when the last step that may write to them has retired.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pdserve_protocol.outputs import Failed, Finished
 
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
     from pdserve_engine.scheduler_output import ModelRunnerOutput
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+_NOTHING: tuple[int, ...] = ()
+
+
+class StepResult(NamedTuple):
     """What one step did for one request.
 
     Attributes:
@@ -75,17 +78,24 @@ class _Plan:
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
-        self.scheduled: dict[str, int] = {}
+        self.scheduled: dict[Request, int] = {}
 
-    def share(self, request: Request) -> int:
-        return min(request.num_remaining, self.budget)
-
-    def add(self, request: Request) -> None:
-        self.scheduled[request.request_id] = share = self.share(request)
-        self.budget -= share
+    def add(self, request: Request, num_tokens: int) -> None:
+        self.scheduled[request] = num_tokens
+        self.budget -= num_tokens
 
     def drop(self, request: Request) -> None:
-        self.budget += self.scheduled.pop(request.request_id, 0)
+        self.budget += self.scheduled.pop(request, 0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _StepInFlight:
+    """A step that has not retired. ``freed``: blocks of ended requests that it may still write to."""
+
+    number: int
+    output: SchedulerOutput
+    requests: list[Request]
+    freed: list[list[int]]
 
 
 class Scheduler:
@@ -113,9 +123,9 @@ class Scheduler:
         self._running: list[Request] = []
         self._arrived: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
-        self._in_flight: SchedulerOutput | None = None
-        self._in_flight_requests: list[Request] = []
-        self._freed_at_retirement: list[list[int]] = []
+        self._steps: deque[_StepInFlight] = deque()
+        self._num_retired = 0
+        self._must_drain = False
         # Of the requests that the model runner knows: how many of their blocks it was told.
         self._num_blocks_told: dict[str, int] = {}
         self._to_forget: set[str] = set()
@@ -144,6 +154,10 @@ class Scheduler:
     @property
     def num_waiting_for_kv(self) -> int:
         return self._count(RequestStatus.WAITING_FOR_KV)
+
+    @property
+    def num_steps_in_flight(self) -> int:
+        return len(self._steps)
 
     def has_schedulable(self) -> bool:
         """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
@@ -257,41 +271,47 @@ class Scheduler:
     # ---- steps ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now: float) -> SchedulerOutput | None:
-        """The next step, which is in flight from now on; None where nothing can be computed."""
-        assert self._in_flight is None, "one step at a time"
+        """The next step, which is in flight from now on.
+
+        None where nothing can be computed now. While a step is in flight, that may be because a request would have to
+        give up blocks, or because a step has failed: ask again when it has retired.
+        """
+        if self._must_drain:
+            return None
         plan = _Plan(self._token_budget)
         num_preemptions = self.counters.preemptions
-        self._schedule_running(plan)
+        if not self._schedule_running(plan):
+            return None
         # What a victim has given up is not for new work, unless nobody else wants it.
-        self._admit(plan, arrived_only=bool(plan.scheduled) and num_preemptions < self.counters.preemptions)
+        self._admit(plan, now, arrived_only=bool(plan.scheduled) and num_preemptions < self.counters.preemptions)
         if not plan.scheduled:
             return None
-        self._in_flight = self._output(plan.scheduled)
-        self._in_flight_requests = [self._requests[request_id] for request_id in plan.scheduled]
-        for request in self._in_flight_requests:
-            request.stamp(RequestEvent.SCHEDULED, now)
+        step = self._make_step(plan.scheduled)
+        self._steps.append(step)
         self.counters.steps += 1
-        return self._in_flight
+        return step.output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput, now: float
     ) -> list[StepResult]:
-        """Retires the step in flight: one result for each of its requests that has not ended meanwhile."""
+        """Retires the oldest step in flight: one result for each of its requests that has not ended meanwhile."""
         requests = self._retire(scheduler_output)
-        return [
-            self._advance(
-                request,
-                scheduler_output.num_scheduled_tokens[request.request_id],
-                model_runner_output.sampled_token_ids.get(request.request_id, []),
-                model_runner_output.logprobs.get(request.request_id),
-                now,
-            )
-            for request in requests
-        ]
+        num_scheduled_tokens = scheduler_output.num_scheduled_tokens
+        sampled_token_ids, logprobs = model_runner_output.sampled_token_ids, model_runner_output.logprobs
+        results = []
+        for request in requests:
+            id = request.request_id
+            sampled = sampled_token_ids.get(id, _NOTHING)
+            results.append(self._advance(request, num_scheduled_tokens[id], sampled, logprobs.get(id), now))
+        return results
 
     def fail_step(self, scheduler_output: SchedulerOutput, message: str, now: float) -> list[StepResult]:
-        """Retires a step that failed: its requests fail, all others go on."""
+        """Retires the oldest step in flight, which failed: its requests fail, all others go on.
+
+        The steps behind it will not be run (``skip_step``), and until they have retired there is no new one.
+        """
         requests = self._retire(scheduler_output)
+        self._must_drain = bool(self._steps)
         # Perhaps the runner did not come to this before it failed.
         self._to_forget |= scheduler_output.finished_req_ids
         results = []
@@ -301,20 +321,53 @@ class Scheduler:
             results.append(StepResult(request, request.num_output_tokens, [], None, failed, False, 0))
         return results
 
+    def skip_step(self, scheduler_output: SchedulerOutput) -> None:
+        """Retires the oldest step in flight, which was not run: its requests are where they were before it."""
+        for request in self._retire(scheduler_output):
+            request.num_tokens_in_flight = 0
+            request.num_output_placeholders = 0
+            # The runner has not heard of what this step told; it will be told all anew.
+            self._let_runner_forget(request.request_id)
+        self._to_forget |= scheduler_output.finished_req_ids
+
     # ---- within a step -------------------------------------------------------------------------------------------
 
-    def _schedule_running(self, plan: _Plan) -> None:
-        decodes = [request for request in self._running if request.num_remaining == 1]
-        others = [request for request in self._running if request.num_remaining > 1]
-        for request in decodes + others:
-            if request.status is RequestStatus.RUNNING and plan.budget > 0 and self._make_room(request, plan):
-                plan.add(request)
+    def _schedule_running(self, plan: _Plan) -> bool:
+        """Shares for running requests; False where one must be preempted, and steps in flight may write its blocks."""
+        decodes: list[tuple[Request, int]] = []
+        others: list[tuple[Request, int]] = []
+        for request in self._running:
+            if not self._will_end(request):
+                num_remaining = request.num_remaining
+                (decodes if num_remaining == 1 else others).append((request, num_remaining))
+        for request, num_remaining in decodes + others:
+            if plan.budget == 0:
+                break
+            if request.status is not RequestStatus.RUNNING:
+                continue
+            share = min(num_remaining, plan.budget)
+            num_tokens = request.num_scheduled_tokens + share
+            if not self.kv.append(request, num_tokens):
+                if self._steps and self._victim() is not None:
+                    return False
+                if not self._make_room(request, num_tokens, plan):
+                    continue
+            plan.add(request, share)
+        return True
 
-    def _make_room(self, request: Request, plan: _Plan) -> bool:
-        """Blocks for the request's share of this step, for which others are preempted, and at last it itself."""
-        num_tokens = request.num_computed_tokens + plan.share(request)
+    def _will_end(self, request: Request) -> bool:
+        """Whether what steps in flight sample is certain to be the last token that is wanted here."""
+        num_coming = request.num_output_placeholders
+        return num_coming > 0 and (
+            request.hands_over
+            or request.num_output_tokens + num_coming >= request.sampling.max_tokens
+            or request.num_tokens + num_coming >= self.max_model_len
+        )
+
+    def _make_room(self, request: Request, num_tokens: int, plan: _Plan) -> bool:
+        """Blocks for so many tokens of the request, for which others are preempted, and at last it itself."""
         while not self.kv.append(request, num_tokens):
-            victim = next((r for r in reversed(self._running) if not r.pinned), None)
+            victim = self._victim()
             if victim is None:
                 return False
             plan.drop(victim)
@@ -322,6 +375,9 @@ class Scheduler:
             if victim is request:
                 return False
         return True
+
+    def _victim(self) -> Request | None:
+        return next((request for request in reversed(self._running) if not request.pinned), None)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
@@ -333,7 +389,7 @@ class Scheduler:
         self.counters.preemptions += 1
         self._waiting.appendleft(request)
 
-    def _admit(self, plan: _Plan, *, arrived_only: bool) -> None:
+    def _admit(self, plan: _Plan, now: float, *, arrived_only: bool) -> None:
         """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits."""
         while plan.budget > 0 and len(self._running) < self._max_num_seqs:
             if self._arrived:
@@ -344,7 +400,8 @@ class Scheduler:
                 return
             request.status = RequestStatus.RUNNING
             self._running.append(request)
-            plan.add(request)
+            request.stamp(RequestEvent.SCHEDULED, now)
+            plan.add(request, min(request.num_remaining, plan.budget))
 
     def _allocate(self, request: Request) -> bool:
         # The last known token is always computed: without it there are no logits to sample from.
@@ -357,12 +414,15 @@ class Scheduler:
         self.counters.prompt_tokens_cached += self._count_prompt(request)
         return True
 
-    def _output(self, scheduled: dict[str, int]) -> SchedulerOutput:
+    def _make_step(self, scheduled: dict[Request, int]) -> _StepInFlight:
+        number = self._num_retired + len(self._steps) + 1
         new: list[NewRequestData] = []
         known = CachedRequestData()
-        for request_id in scheduled:
-            request = self._requests[request_id]
-            if request_id not in self._num_blocks_told:
+        for request, num_tokens in scheduled.items():
+            request_id = request.request_id
+            num_told = self._num_blocks_told.get(request_id)
+            num_blocks = self.kv.num_blocks(request_id)
+            if num_told is None:
                 new.append(
                     NewRequestData(
                         req_id=request_id,
@@ -376,32 +436,39 @@ class Scheduler:
                 )
             else:
                 known.req_ids.append(request_id)
-                known.new_token_ids.append([])
-                known.new_block_ids.append(self.kv.block_ids(request_id, self._num_blocks_told[request_id]))
-                known.num_computed_tokens.append(request.num_computed_tokens)
-            self._num_blocks_told[request_id] = self.kv.num_blocks(request_id)
+                known.new_token_ids.append(_NOTHING)
+                known.new_block_ids.append(
+                    self.kv.block_ids(request_id, num_told) if num_told < num_blocks else _NOTHING
+                )
+                known.num_computed_tokens.append(request.num_scheduled_tokens)
+            self._num_blocks_told[request_id] = num_blocks
+            if num_tokens == request.num_remaining:
+                request.num_output_placeholders += 1
+            request.num_tokens_in_flight += num_tokens
+            request.last_step = number
         to_forget, self._to_forget = self._to_forget, set()
-        return SchedulerOutput(
+        output = SchedulerOutput(
             scheduled_new_reqs=new,
             scheduled_cached_reqs=known,
-            num_scheduled_tokens=scheduled,
+            num_scheduled_tokens={request.request_id: num_tokens for request, num_tokens in scheduled.items()},
             total_num_scheduled_tokens=sum(scheduled.values()),
             scheduled_spec_decode_tokens={},
             finished_req_ids=to_forget,
+            queued=bool(self._steps),
         )
+        return _StepInFlight(number, output, list(scheduled), [])
 
     # ---- after a step --------------------------------------------------------------------------------------------
 
     def _retire(self, scheduler_output: SchedulerOutput) -> list[Request]:
-        """Ends the step in flight; returns those of its requests that still live."""
-        assert scheduler_output is self._in_flight, "not the step in flight"
-        requests = [r for r in self._in_flight_requests if r.status is not RequestStatus.FINISHED]
-        self._in_flight = None
-        self._in_flight_requests = []
-        for blocks in self._freed_at_retirement:
+        """Ends the oldest step in flight; returns those of its requests that still live."""
+        step = self._steps.popleft()
+        assert scheduler_output is step.output, "not the oldest step in flight"
+        self._num_retired = step.number
+        self._must_drain = self._must_drain and bool(self._steps)
+        for blocks in step.freed:
             self.kv.pool.free(blocks)
-        self._freed_at_retirement = []
-        return requests
+        return [request for request in step.requests if request.status is not RequestStatus.FINISHED]
 
     def _advance(
         self,
@@ -412,24 +479,29 @@ class Scheduler:
         now: float,
     ) -> StepResult:
         start = request.num_computed_tokens
-        request.num_computed_tokens = start + num_scheduled
-        num_again = max(0, min(request.num_known_before, request.num_computed_tokens) - start)
-        request.num_recomputed += num_again
-        request.num_known_before = max(request.num_known_before, request.num_computed_tokens)
-        self.counters.recomputed_tokens += num_again
-        self.counters.prompt_tokens_computed += self._count_prompt(request)
+        request.num_computed_tokens = end = start + num_scheduled
+        request.num_tokens_in_flight -= num_scheduled
+        if start < request.num_known_before:
+            num_again = min(request.num_known_before, end) - start
+            request.num_recomputed += num_again
+            self.counters.recomputed_tokens += num_again
+        request.num_known_before = max(request.num_known_before, end)
+        if request.num_counted_prompt_tokens < request.num_prompt_tokens:
+            self.counters.prompt_tokens_computed += self._count_prompt(request)
         self.kv.cache_computed(request)
 
         position = request.num_output_tokens
+        assert bool(sampled) == (end == request.num_tokens), f"{request.request_id}: a token too many or too few"
         finish: Finished | None = None
+        if sampled:
+            request.num_output_placeholders -= 1
+            request.stamp(RequestEvent.FIRST_TOKEN, now)
         for token_id in sampled:
             request.output_token_ids.append(token_id)
-            request.stamp(RequestEvent.FIRST_TOKEN, now)
             finish = end_of_output(request, self._end_token_ids, self.max_model_len)
             if finish is not None:
                 break
         new_token_ids = request.output_token_ids[position:]
-        assert request.num_remaining > 0, f"{request.request_id}: the step yielded no token"
         self.counters.generated_tokens += len(new_token_ids)
         held = request.hands_over and bool(new_token_ids) and finish is None
         if finish is not None:
@@ -479,8 +551,9 @@ class Scheduler:
         for queue in (self._running, self._arrived, self._waiting):
             if request in queue:
                 queue.remove(request)
-        if request in self._in_flight_requests:
-            self._freed_at_retirement.append(self.kv.detach(request.request_id))
+        if request.last_step > self._num_retired:
+            # The device may still write to its blocks.
+            self._steps[request.last_step - self._num_retired - 1].freed.append(self.kv.detach(request.request_id))
         else:
             self.kv.free(request.request_id)
         self._let_runner_forget(request.request_id)

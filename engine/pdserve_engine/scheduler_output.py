@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pdserve_protocol.outputs import TokenLogprobs
     from pdserve_protocol.sampling import SamplingParams
 
@@ -41,8 +43,8 @@ class CachedRequestData:
     """
 
     req_ids: list[str] = field(default_factory=list)
-    new_token_ids: list[list[int]] = field(default_factory=list)
-    new_block_ids: list[list[int]] = field(default_factory=list)
+    new_token_ids: list[Sequence[int]] = field(default_factory=list)
+    new_block_ids: list[Sequence[int]] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
 
 
@@ -54,6 +56,8 @@ class SchedulerOutput:
         num_scheduled_tokens: request -> tokens to compute, from its num_computed_tokens on, in batch order.
         scheduled_spec_decode_tokens: request -> draft tokens to verify (part of the contract; empty).
         finished_req_ids: ended or preempted since the last step; the runner forgets them.
+        queued: made while the step before it was in flight, so that it counts on what that one will have computed and
+            sampled. Where that one fails, this one must not be computed.
     """
 
     scheduled_new_reqs: list[NewRequestData]
@@ -62,6 +66,7 @@ class SchedulerOutput:
     total_num_scheduled_tokens: int
     scheduled_spec_decode_tokens: dict[str, list[int]]
     finished_req_ids: set[str]
+    queued: bool = False
 
 
 @dataclass(frozen=True, slots=True)

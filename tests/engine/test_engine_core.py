@@ -10,9 +10,10 @@ from pdserve_protocol.sampling import SamplingParams
 from support.engines import BLOCK, RECEIVE, SEND, VOCAB, Engine, oracle
 
 
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("length", [1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK])
-def test_output_is_the_model_s(length: int) -> None:
-    engine = Engine()
+def test_output_is_the_model_s(length: int, depth: int) -> None:
+    engine = Engine(manual=True, depth=depth)
     engine.add("a", range(length), 5)
     engine.run()
     assert engine.tokens["a"] == oracle(range(length), 5)
@@ -140,9 +141,10 @@ def test_an_id_is_free_again_only_after_its_end() -> None:
     assert engine.tokens["a"] == oracle([3], 2)
 
 
-def test_ends_by_end_id_stop_id_and_length() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_ends_by_end_id_stop_id_and_length(depth: int) -> None:
     tokens = oracle([1, 2, 3], 6)
-    engine = Engine(end_token_ids=[tokens[2]], max_model_len=9)
+    engine = Engine(end_token_ids=[tokens[2]], max_model_len=9, max_num_seqs=5, manual=True, depth=depth)
     engine.add("end", [1, 2, 3], 6)
     engine.add("ignored", [1, 2, 3], sampling=SamplingParams(max_tokens=6, ignore_eos=True))
     engine.add("stop", [1, 2, 3], sampling=SamplingParams(max_tokens=6, stop_token_ids=(tokens[1],)))
@@ -155,6 +157,7 @@ def test_ends_by_end_id_stop_id_and_length() -> None:
     assert engine.finished("ignored") == engine.finished("later") == Finished(reason="length")
     assert engine.tokens["ignored"] == engine.tokens["later"] == tokens
     assert engine.finished("first").stop_token_id == tokens[0]
+    assert engine.core.counters.generated_tokens == 3 + 2 + 6 + 6 + 1
     engine.check_empty()
 
 
@@ -230,9 +233,7 @@ def test_step_that_failed_tells_the_runner_again_what_to_forget() -> None:
     engine.add("b", [2], 2)
     engine.begin()
     # It fails before the runner has read that "a" is over.
-    output = engine.scheduler._in_flight
-    assert output is not None
-    assert output.finished_req_ids == {"a"}
+    assert engine.scheduler._steps[0].output.finished_req_ids == {"a"}
     engine.executor.fail_next("x")
     engine.complete()
     engine.add("a", [3], 1)
@@ -240,21 +241,28 @@ def test_step_that_failed_tells_the_runner_again_what_to_forget() -> None:
     assert engine.tokens["a"] == oracle([3], 1)
 
 
-def test_one_step_at_a_time() -> None:
+def test_two_steps_at_a_time() -> None:
     engine = Engine(manual=True)
-    engine.add("a", [1], 2)
+    engine.add("a", [1], 9)
     assert engine.begin()
-    assert engine.core.begin_step(99.0) is None
+    assert engine.begin()
+    assert not engine.begin()
     assert engine.core.step_in_flight
+    with pytest.raises(AssertionError, match="oldest"):
+        engine.core.finish_step(engine._futures[1], 0.0)
 
 
-def test_offline_step_waits_for_its_result() -> None:
+def test_offline_step_waits_for_its_result_with_another_queued() -> None:
     engine = Engine()
     assert engine.core.step(engine.tick) == []
-    engine.add("a", [1], 2)
-    (result,) = engine.core.step(engine.tick)
-    assert result.new_token_ids == oracle([1], 1)
-    assert result.request.prefill_s == 1.0
+    engine.add("a", [1], 3)
+    tokens = []
+    for num_left in (2, 1, 0):
+        (result,) = engine.core.step(engine.tick)
+        tokens += result.new_token_ids
+        assert engine.core.step_in_flight == (num_left > 0)
+    assert tokens == oracle([1], 3)
+    assert engine.core.step(engine.tick) == []
 
 
 def test_logprobs_come_with_their_tokens() -> None:
@@ -303,3 +311,72 @@ def test_times_of_a_life_come_from_its_events() -> None:
     assert proof.prefill_s == 1.0
     assert (proof.cached_tokens, proof.computed_tokens) == (0, 3)
     assert request.admission_s == 0.0
+
+
+def test_nothing_is_scheduled_behind_a_certain_end() -> None:
+    engine = Engine(manual=True)
+    engine.add("length", range(3), 2)
+    engine.add("half", range(50, 53), 9, send_to=SEND)
+    assert engine.begin()
+    assert engine.begin()
+    first, second = (step.output.num_scheduled_tokens for step in engine.scheduler._steps)
+    assert first == {"length": 3, "half": 3}
+    assert second == {"length": 1}
+    engine.complete()
+    assert not engine.begin()
+    engine.complete()
+    assert engine.finished("length") == Finished(reason="length")
+    assert engine.scheduler.usage().held == 1
+    engine.scheduler.release_held("half")
+    assert engine.scheduler.usage().in_use == engine.scheduler.usage().held == 0
+
+
+def test_context_length_is_a_certain_end() -> None:
+    engine = Engine(manual=True, max_model_len=8)
+    engine.add("a", range(6), sampling=SamplingParams(max_tokens=2, ignore_eos=True))
+    assert engine.begin()
+    assert engine.begin()
+    assert not engine.begin()
+    engine.run()
+    assert engine.tokens["a"] == oracle(range(6), 2)
+    assert engine.core.counters.steps == 2
+
+
+def test_blocks_of_an_ended_request_are_free_when_the_step_queued_behind_has_retired() -> None:
+    tokens = oracle(range(BLOCK), 2)
+    engine = Engine(num_blocks=2, end_token_ids=tokens[:1], manual=True)
+    engine.add("ends", range(BLOCK), 4)
+    engine.begin()
+    engine.begin()
+    engine.complete()
+    assert engine.finished("ends") == Finished(reason="stop", stop_token_id=tokens[0])
+    engine.add("waits", range(100, 105), 2, receive_from=RECEIVE)
+    assert engine.scheduler.usage().in_use == 2
+    assert engine.scheduler.reserve("waits") is None
+    assert engine.complete() == []
+    assert engine.tokens["ends"] == tokens[:1]
+    assert engine.core.counters.generated_tokens == 1
+    assert engine.scheduler.usage().cached == 1
+    assert engine.scheduler.reserve("waits") == [0, 1]
+    engine.abort("waits")
+    engine.check_empty()
+
+
+def test_failed_step_takes_along_its_requests_in_the_step_behind_and_no_others() -> None:
+    engine = Engine(manual=True, max_num_batched_tokens=8)
+    engine.add("fails", range(8), 9)
+    engine.begin()
+    engine.add("behind", range(50, 57), 3)
+    engine.begin()
+    assert list(engine.scheduler._steps[1].output.num_scheduled_tokens.items()) == [("fails", 1), ("behind", 7)]
+    engine.executor.fail_next("out of memory")
+    (result,) = engine.complete()
+    assert result.request.request_id == "fails"
+    assert not engine.begin(), "a step behind one that is not run would not be run either"
+    assert engine.scheduler.usage().in_use == 5
+    assert engine.complete() == []
+    assert engine.scheduler.usage().in_use == 2
+    engine.run()
+    assert engine.tokens["behind"] == oracle(range(50, 57), 3)
+    assert engine.core.counters.requests_failed == 1
+    assert engine.scheduler.usage().in_use == 0

@@ -54,8 +54,9 @@ def test_more_seqs_than_budget_are_not_admitted() -> None:
     engine.check_empty()
 
 
-def test_last_admitted_is_preempted_and_resumes_with_the_same_tokens() -> None:
-    engine = Engine(num_blocks=6)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_last_admitted_is_preempted_and_resumes_with_the_same_tokens(depth: int) -> None:
+    engine = Engine(num_blocks=6, manual=True, depth=depth)
     engine.add("old", range(8), 12)
     engine.add("young", range(50, 58), 12)
     young = engine.scheduler.requests["young"]
@@ -67,6 +68,23 @@ def test_last_admitted_is_preempted_and_resumes_with_the_same_tokens() -> None:
     assert engine.tokens["young"] == oracle(range(50, 58), 12)
     assert engine.core.counters.prompt_tokens_computed == 16
     engine.check_empty()
+
+
+def test_nobody_is_preempted_while_a_step_is_in_flight() -> None:
+    engine = Engine(num_blocks=4, manual=True)
+    engine.add("old", range(7), 8)
+    engine.add("young", range(50, 57), 8)
+    assert engine.begin()
+    assert engine.begin()
+    engine.complete()
+    assert not engine.begin(), "the ninth token of each needs a block"
+    assert engine.core.counters.preemptions == 0
+    engine.complete()
+    assert engine.begin()
+    assert engine.core.counters.preemptions == 1
+    engine.run()
+    assert engine.tokens["old"] == oracle(range(7), 8)
+    assert engine.tokens["young"] == oracle(range(50, 57), 8)
 
 
 def test_preempted_request_whose_prefix_is_cached_resumes() -> None:
@@ -249,9 +267,10 @@ def test_reset_of_the_prefix_cache_says_what_is_left() -> None:
     assert engine.scheduler.usage().free == 16
 
 
-def test_round_after_round_gives_the_same() -> None:
+@pytest.mark.parametrize("depth", [1, 2])
+def test_round_after_round_gives_the_same(depth: int) -> None:
     # B16: fixed prompts, mixed lengths, aborts and a pool that is too small; the last round equals the first.
-    engine = Engine(num_blocks=10, max_num_seqs=3, max_num_batched_tokens=12)
+    engine = Engine(num_blocks=10, max_num_seqs=3, max_num_batched_tokens=12, manual=True)
     prompts = [list(range(start, start + length)) for start, length in [(0, 3), (0, 9), (0, 17), (40, 8), (70, 21)]]
     draw = random.Random(0)
     for number in range(40):
@@ -260,7 +279,9 @@ def test_round_after_round_gives_the_same() -> None:
             engine.add(f"{number}.{index}.dropped", prompt[::-1], 12)
         dropped = [f"{number}.{index}.dropped" for index in range(len(prompts))]
         for _ in range(500):
-            if not engine.begin():
+            while engine.num_in_flight < depth and engine.begin():
+                pass
+            if not engine.num_in_flight:
                 break
             if dropped and draw.random() < 0.3:
                 engine.abort(dropped.pop(draw.randrange(len(dropped))))

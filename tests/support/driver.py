@@ -151,6 +151,6 @@ def all_logits(folder: Path, dtype: str, token_ids: list[int], chunk: int | None
     parts = []
     for start in range(0, size, chunk or size):
         end = min(start + (chunk or size), size)
-        tokens, metadata = batch.make_step([(batch.get("r"), start, end)])
+        tokens, metadata, _ = batch.make_step(["r"], [start], [end - start])
         parts.append(model.forward(tokens, metadata, kv_cache, torch.arange(end - start)).clone())
     return torch.cat(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
 from pdserve_engine.block_hash import BlockHasher
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from pdserve_engine.scheduler import StepResult
-    from pdserve_engine.scheduler_output import ModelRunnerOutput
+    from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
 BLOCK = 4
 VOCAB = 1000
@@ -29,6 +30,9 @@ RECEIVE = ReceiveFrom(boot_id="p")
 
 class Engine:
     """An EngineCore with its fake device, a clock that rises by one per call, and all that came out of it.
+
+    Args:
+        depth: steps that ``run`` keeps in flight.
 
     Attributes:
         tokens: request -> output tokens, by position.
@@ -46,7 +50,9 @@ class Engine:
         end_token_ids: Sequence[int] = (),
         prefix_caching: bool = True,
         manual: bool = False,
+        depth: int = 1,
     ) -> None:
+        self.depth = depth
         self.executor = FakeExecutor(num_blocks, block_size, VOCAB, manual=manual)
         hasher = BlockHasher("model", block_size, b"key") if prefix_caching else None
         self.scheduler = Scheduler(
@@ -60,8 +66,8 @@ class Engine:
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, list[object]] = {}
-        self._future: Future[ModelRunnerOutput] | None = None
-        self._blocks_of_step: dict[str, list[int]] = {}
+        self._futures: deque[Future[ModelRunnerOutput]] = deque()
+        self._blocks_of_steps: deque[dict[str, list[int]]] = deque()
 
     def add(self, request_id: str, prompt: Sequence[int], max_tokens: int = 4, **fields: object) -> None:
         sampling = fields.pop("sampling", None) or SamplingParams(max_tokens=max_tokens, temperature=0.0)
@@ -71,30 +77,41 @@ class Engine:
         self.ends.setdefault(request_id, [])
 
     def begin(self) -> bool:
-        self._future = self.core.begin_step(self.tick())
-        self._blocks_of_step = {request_id: self.scheduler.block_ids(request_id) for request_id in self.tokens}
-        return self._future is not None
+        """Starts a step, or queues one behind that in flight; whether there was one to start."""
+        future = self.core.begin_step(self.tick())
+        if future is None:
+            return False
+        self._futures.append(future)
+        self._blocks_of_steps.append({request_id: self.scheduler.block_ids(request_id) for request_id in self.tokens})
+        return True
 
-    def blocks_being_written(self) -> set[int]:
-        """Blocks that the step in flight writes to."""
-        step = self.scheduler._in_flight
-        if step is None:
-            return set()
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._futures)
+
+    def blocks_being_written(self) -> list[set[int]]:
+        """Blocks that each step in flight writes to."""
+        return [
+            self._blocks_written(step.output, blocks)
+            for step, blocks in zip(self.scheduler._steps, self._blocks_of_steps, strict=True)
+        ]
+
+    def _blocks_written(self, step: SchedulerOutput, blocks: dict[str, list[int]]) -> set[int]:
         cached = step.scheduled_cached_reqs
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
         computed |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         return {
-            self._blocks_of_step[request_id][position // self.scheduler.kv.block_size]
+            blocks[request_id][position // self.scheduler.kv.block_size]
             for request_id, num_tokens in step.num_scheduled_tokens.items()
             for position in range(computed[request_id], computed[request_id] + num_tokens)
         }
 
     def complete(self) -> list[StepResult]:
-        """Ends the step in flight and notes its results."""
+        """Ends the oldest step in flight and notes its results."""
         if self.executor.manual:
             self.executor.complete()
-        results = self.core.finish_step(self._future, self.tick())
-        self._future = None
+        self._blocks_of_steps.popleft()
+        results = self.core.finish_step(self._futures.popleft(), self.tick())
         for result in results:
             self.note(result)
         return results
@@ -112,7 +129,9 @@ class Engine:
     def run(self, limit: int = 1000) -> None:
         """Steps until there is nothing to compute."""
         for _ in range(limit):
-            if not self.begin():
+            while self.num_in_flight < self.depth and self.begin():
+                pass
+            if not self._futures:
                 return
             self.complete()
         raise AssertionError(f"still busy after {limit} steps")

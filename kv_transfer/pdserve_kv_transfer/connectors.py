@@ -94,7 +94,7 @@ def _maker(name: str) -> MakeConnector:
         return ours
     found = {point.name: point for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
     if name not in found:
-        raise ConnectorMissing(name, f"there are {', '.join(sorted([*_OURS, *found]))}")
+        raise ConnectorMissing(name, f"there are {', '.join(sorted({*_OURS, *found}))}")
     try:
         make: MakeConnector = found[name].load()
     except (ImportError, AttributeError) as error:

@@ -1,10 +1,11 @@
-"""A process that writes into a region of the test's process."""
+"""Processes that write into a region of the test's process."""
 
 from __future__ import annotations
 
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.digest import block_digest
 from pdserve_kv_transfer.errors import TransferError
@@ -29,15 +30,27 @@ def write_from_another_process(pipe: Connection, connector: str) -> None:
     _write(source, num_slots)
     pipe.send({slot: block_digest(cache[slot]) for slot in range(num_slots)})
     pipe.recv()
+    pipe.send(_write_on(source, num_slots))
+    source.close()
+
+
+def push_until_it_fails(pipe: Connection, connector: str) -> None:
+    """Fills the region with ones, again and again."""
+    name, num_slots, slot_bytes, metadata = pipe.recv()
+    source = CONNECTORS[connector].source(np.ones((num_slots, slot_bytes), dtype=np.uint8))
+    source.connect("d", Region(name=name, num_slots=num_slots, slot_bytes=slot_bytes, metadata=metadata))
+    pipe.send(_write_on(source, num_slots))
+    source.close()
+
+
+def _write_on(source: SourceConnector, num_slots: int) -> str:
     deadline = time.monotonic() + WAIT_S
-    outcome = "never failed"
-    while outcome != "failed" and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
         try:
             _write(source, num_slots)
         except TransferError:
-            outcome = "failed"
-    pipe.send(outcome)
-    source.close()
+            return "failed"
+    return "never failed"
 
 
 def _write(source: SourceConnector, num_slots: int) -> None:

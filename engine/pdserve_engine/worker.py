@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from pdserve_kernels.select import select_backend
 from pdserve_protocol.node import KVLayout
-from pdserve_text import files
+from pdserve_text.files import folder_end_token_ids
 
 from pdserve_engine import kv_memory
 from pdserve_engine.device import CudaCapture, find_device, free_device_memory
@@ -24,8 +24,6 @@ from pdserve_engine.models.decoder import Decoder
 from pdserve_engine.weights import load_weights, model_id
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pdserve_kernels.interface import Backend
     from pdserve_kv_transfer.cache_memory import Cache
 
@@ -71,7 +69,7 @@ class Worker:
         self.model_id = model_id(folder)
         self.numerics = kernels.fingerprint(dtype)
         self.vocab_size = model_config.vocab_size
-        self.end_token_ids = _end_token_ids(folder)
+        self.end_token_ids = tuple(sorted(folder_end_token_ids(folder)))
         self.layout = _layout(model_config, block_size, config.model.dtype)
         on_cuda = device.type == "cuda"
         self.num_blocks = kv_memory.num_blocks(
@@ -125,11 +123,3 @@ def _layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
         dtype=dtype,
         block_bytes=numbers * getattr(torch, dtype).itemsize,
     )
-
-
-def _end_token_ids(folder: Path) -> tuple[int, ...]:
-    names = (files.GENERATION_CONFIG, files.MODEL_CONFIG, files.TOKENIZER_CONFIG, files.TOKENIZER)
-    contents = {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
-    added = files.read_json(contents, files.TOKENIZER).get("added_tokens", [])
-    ids = {token["content"]: int(token["id"]) for token in added}
-    return tuple(sorted(files.end_token_ids(contents, ids.get)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given, settings, strategies as st
 from pdserve_text.errors import NotUnicode, TokenizerFilesError
-from pdserve_text.files import load_tokenizer_files, tokenizer_id
+from pdserve_text.files import end_token_ids, load_tokenizer_files, tokenizer_id
 from pdserve_text.tokenizer import Tokenizer
 from support.tokenizers import BOS_ID, END_OF_TEXT_ID, EOS_ID, SPECIAL_TOKENS, tiny_tokenizer_files, write_tokenizer
 from tokenizers import AddedToken, Tokenizer as LibraryTokenizer, models, normalizers, pre_tokenizers, processors
@@ -172,6 +172,15 @@ def test_the_end_token_of_the_tokenizer_config_counts() -> None:
     assert Tokenizer.from_files(files).end_token_ids == {END_OF_TEXT_ID}
     del files["tokenizer_config.json"]
     assert Tokenizer.from_files(files).end_token_ids == frozenset()
+
+
+@pytest.mark.parametrize("vocab", [{"a": 0, "</s>": 1}, [["a", -1.0], ["</s>", -2.0]]])
+def test_the_end_token_may_be_an_ordinary_one(vocab: object) -> None:
+    files = {
+        "tokenizer.json": json.dumps({"added_tokens": [], "model": {"vocab": vocab}}).encode(),
+        "tokenizer_config.json": json.dumps({"eos_token": "</s>"}).encode(),
+    }
+    assert end_token_ids(files) == {1}
 
 
 def test_sampling_defaults_come_from_the_generation_config() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pdserve_text.errors import TokenizerFilesError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 TOKENIZER = "tokenizer.json"
@@ -32,11 +32,7 @@ def load_tokenizer_files(folder: Path) -> dict[str, bytes]:
 
     ``config.json`` is cut down to its bos and end ids. Raises TokenizerFilesError where tokenizer.json is missing.
     """
-    files: dict[str, bytes] = {}
-    for name in (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG):
-        path = folder / name
-        if path.is_file():
-            files[name] = path.read_bytes()
+    files = _read(folder)
     if TOKENIZER not in files:
         hint = " (a tokenizer.model alone is not enough)" if (folder / "tokenizer.model").exists() else ""
         raise TokenizerFilesError(TOKENIZER, f"not found in {folder}{hint}")
@@ -87,14 +83,19 @@ def special_tokens(files: Mapping[str, bytes]) -> dict[str, str]:
     return tokens
 
 
-def end_token_ids(files: Mapping[str, bytes], id_of: Callable[[str], int | None]) -> frozenset[int]:
+def end_token_ids(files: Mapping[str, bytes]) -> frozenset[int]:
     """Every id that ends an output, by generation_config.json, config.json and tokenizer_config.json's eos_token."""
     ids: set[int] = set()
     for name in (GENERATION_CONFIG, MODEL_CONFIG):
         ids.update(_ids(read_json(files, name).get("eos_token_id"), name))
     eos = special_tokens(files).get("eos_token")
-    eos_id = None if eos is None else id_of(eos)
+    eos_id = None if eos is None else _id_of(eos, read_json(files, TOKENIZER))
     return frozenset(ids if eos_id is None else ids | {eos_id})
+
+
+def folder_end_token_ids(folder: Path) -> frozenset[int]:
+    """``end_token_ids`` of what lies in a Hugging Face folder, with or without a tokenizer."""
+    return end_token_ids(_read(folder))
 
 
 def generation_defaults(files: Mapping[str, bytes]) -> dict[str, float]:
@@ -120,3 +121,20 @@ def _ids(value: object, name: str) -> list[int]:
         if isinstance(item, bool) or not isinstance(item, int) or item < 0:
             raise TokenizerFilesError(name, f"eos_token_id is not a token id or a list of them: {value!r}")
     return values
+
+
+def _read(folder: Path) -> dict[str, bytes]:
+    names = (TOKENIZER, TOKENIZER_CONFIG, CHAT_TEMPLATE, GENERATION_CONFIG, MODEL_CONFIG)
+    return {name: (folder / name).read_bytes() for name in names if (folder / name).is_file()}
+
+
+def _id_of(text: str, tokenizer: Mapping[str, Any]) -> int | None:
+    """Id of a token by the contents of tokenizer.json."""
+    for token in tokenizer.get("added_tokens") or []:
+        if token["content"] == text:
+            return int(token["id"])
+    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    if isinstance(vocab, list):  # of a Unigram model: pieces and their scores, by id
+        return next((token_id for token_id, (piece, _) in enumerate(vocab) if piece == text), None)
+    found: int | None = vocab.get(text)
+    return found

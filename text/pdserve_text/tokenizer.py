@@ -50,7 +50,7 @@ class Tokenizer:
         self.vocab_size: int = len(self.table.pieces)
         self._longest = max(map(len, self.table.pieces), default=0) if writes_every_byte(spec) else 0
         self._unwritten = bytes(set(range(256)) - {piece[0] for piece in self.table.pieces if len(piece) == 1})
-        self.end_token_ids: frozenset[int] = folder_files.end_token_ids(files, backend.token_to_id)
+        self.end_token_ids: frozenset[int] = folder_files.end_token_ids(files)
         self.generation_defaults: dict[str, float] = folder_files.generation_defaults(files)
 
     @classmethod

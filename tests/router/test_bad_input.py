@@ -199,7 +199,7 @@ def test_every_kind_is_refused_by_name_and_no_node_works() -> None:
             status == 400
             # The field, or the place within it.
             and (error["param"] == param if param is None else error["param"].startswith(param))
-            and (param is None or path == CHAT and param == "messages" or error["param"] in error["message"])
+            and (param is None or (path == CHAT and param == "messages") or error["param"] in error["message"])
             and len(error["message"]) < 500
             and error["type"] == "invalid_request_error"
             and headers["X-Request-Id"]

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from pdserve_protocol.requests import AddRequest
-    from pdserve_protocol.sampling import SamplingParams
+    from pdserve_protocol.sampling import Grammar, SamplingParams
 
     from pdserve_engine.counters import EngineCounters, Outcome
     from pdserve_engine.executor import Executor
+    from pdserve_engine.grammar import Grammars
     from pdserve_engine.scheduler import Scheduler, StepResult
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
@@ -54,10 +55,13 @@ class EngineCore:
             matter, since an offline caller has nobody to wait for.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, limits: EngineLimits) -> None:
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, limits: EngineLimits, grammars: Grammars | None = None
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self.limits = limits
+        self._grammars = grammars
         self.pace = StepPace()
         self._steps: deque[tuple[SchedulerOutput, Future[ModelRunnerOutput]]] = deque()
 
@@ -85,6 +89,7 @@ class EngineCore:
             choice=message.choice,
             cache_salt=message.cache_salt,
             hands_over=message.send_to is not None,
+            receiver=message.send_to.boot_id if message.send_to is not None else "",
         )
         if message.receive_from is not None:
             self.scheduler.add_waiting_for_kv(request, now)
@@ -148,6 +153,8 @@ class EngineCore:
     def close(self) -> None:
         """Waits for the steps under way and releases the device. Idempotent."""
         self.executor.close()
+        if self._grammars is not None:
+            self._grammars.close()
 
     # ---- checks --------------------------------------------------------------------------------------------------
 
@@ -166,6 +173,13 @@ class EngineCore:
         if len(message.output_token_ids) >= message.sampling.max_tokens:
             raise BadRequest("the output is complete: it has max_tokens tokens")
         self._check_length(message)
+        if message.sampling.grammar is not None:
+            self._check_grammar(message.sampling.grammar)
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        if self._grammars is None:
+            raise BadRequest("grammar: this node has no tokenizer to go with it")
+        self._grammars.check(grammar)
 
     def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

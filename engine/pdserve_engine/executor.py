@@ -8,8 +8,32 @@ from typing import TYPE_CHECKING, Protocol
 from pdserve_engine.errors import StepNotRun
 
 if TYPE_CHECKING:
+    from pdserve_kv_transfer.cache_memory import Cache
+    from pdserve_protocol.node import KVLayout
+
+    from pdserve_engine.grammar import Grammars
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
-    from pdserve_engine.worker import Worker
+
+
+class WorkerBase(Protocol):
+    """What computes: one model on one device. ``Worker`` says what the attributes are."""
+
+    layout: KVLayout
+    num_blocks: int
+    model_id: str
+    numerics: str
+    vocab_size: int
+    max_model_len: int
+    end_token_ids: tuple[int, ...]
+    grammars: Grammars | None
+
+    def kv_bytes(self) -> Cache:
+        """The memory of the KV cache itself, [num_blocks, block_bytes], writable."""
+        ...
+
+    def execute_model(self, scheduler_output: SchedulerOutput, /) -> ModelRunnerOutput:
+        """Computes one step; steps must not overlap."""
+        ...
 
 
 class Executor(Protocol):
@@ -31,7 +55,7 @@ class Executor(Protocol):
 class UniProcExecutor:
     """One worker in this process on a thread of its own, so that the engine loop answers messages while a step runs."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: WorkerBase) -> None:
         self.worker = worker
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="worker")
         self._failed = False

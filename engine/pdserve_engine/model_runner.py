@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pdserve_engine.errors import ContractBroken
 from pdserve_engine.input_batch import InputBatch
 from pdserve_engine.sampler import SamplerState, sample
 from pdserve_engine.scheduler_output import ModelRunnerOutput
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pdserve_engine.config import SchedulerConfig
+    from pdserve_engine.device_model import DeviceModel
+    from pdserve_engine.grammar import Grammars
     from pdserve_engine.models.decoder import Decoder
     from pdserve_engine.scheduler_output import NewRequestData, SchedulerOutput
 
@@ -29,18 +32,21 @@ class ModelRunner:
     Args:
         kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim].
         end_token_ids: the model's end ids, which min_tokens forbids.
+        grammars: of requests that have one; None where none does.
     """
 
     def __init__(
         self,
-        model: Decoder,
+        model: Decoder | DeviceModel,
         kv_cache: torch.Tensor,
         scheduler_config: SchedulerConfig,
         *,
         max_model_len: int,
         end_token_ids: Sequence[int],
+        grammars: Grammars | None = None,
     ) -> None:
         self._model = model
+        self._grammars = grammars
         self._kv_cache = kv_cache
         self._end_token_ids = tuple(end_token_ids)
         self._batch = InputBatch(
@@ -66,9 +72,17 @@ class ModelRunner:
         token_ids_T, metadata, sampling = self._batch.make_step(
             req_ids, [starts[i] for i in req_ids], [counts[i] for i in req_ids]
         )
+        for index in sampling:
+            self._begin_mask(req_ids[index])
         rows_N = torch.from_numpy(metadata.query_start_R1.numpy()[sampling + 1].astype(np.int64) - 1)
         logits_NV = self._model.forward(token_ids_T, metadata, self._kv_cache, rows_N)
         return self._sample(logits_NV, [req_ids[index] for index in sampling])
+
+    def _begin_mask(self, req_id: str) -> None:
+        """The mask is computed while the model runs."""
+        grammar = self._batch.sampler_state(req_id).grammar
+        if grammar is not None:
+            grammar.begin_mask()
 
     def _sample(self, logits_NV: torch.Tensor, req_ids: list[str]) -> ModelRunnerOutput:
         """One token for each request; it is known from now on."""
@@ -110,6 +124,11 @@ class ModelRunner:
         return starts
 
     def _sampler_state(self, new: NewRequestData) -> SamplerState:
+        grammar = None
+        if new.sampling.grammar is not None:
+            if self._grammars is None:
+                raise ContractBroken(new.req_id, "it has a grammar, and there are none here")
+            grammar = self._grammars.state(new.sampling.grammar)
         return SamplerState(
             new.sampling,
             new.token_ids,
@@ -117,4 +136,5 @@ class ModelRunner:
             choice=new.choice,
             vocab_size=self._model.config.vocab_size,
             end_token_ids=self._end_token_ids,
+            grammar=grammar,
         )

@@ -91,6 +91,7 @@ class OracleWorker:
 
     model_id = "oracle"
     numerics = "oracle"
+    grammars = None
 
     def __init__(
         self,

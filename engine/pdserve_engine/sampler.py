@@ -1,8 +1,8 @@
 """Logits -> token ids and log probabilities.
 
-The order of operations on a row: logit_bias, repetition penalty, frequency and presence penalty, min_tokens; then the
-largest, or else temperature, min_p, top_k, top_p and one draw. Log probabilities are those of the raw logits, before
-all of that.
+The order of operations on a row: logit_bias, repetition penalty, frequency and presence penalty, min_tokens, grammar;
+then the largest, or else temperature, min_p, top_k, top_p and one draw. Log probabilities are those of the raw logits,
+before all of that.
 
 What a row yields depends on that row, its request's tokens and its parameters alone, not on the rest of the batch; sums
 are made in float64, and ties go to the smaller token id. The mathematics is pdserve_kernels.sampling.
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from pdserve_protocol.sampling import SamplingParams
 
+    from pdserve_engine.grammar import GrammarState
+
     Row = npt.NDArray[np.float32]
 
 _math = select_sampling()
@@ -43,6 +45,7 @@ class SamplerState:
     Args:
         token_ids: prompt and output tokens so far.
         end_token_ids: the model's end ids.
+        grammar: at its start; tokens that it does not allow are not chosen.
     """
 
     def __init__(
@@ -54,8 +57,10 @@ class SamplerState:
         choice: int,
         vocab_size: int,
         end_token_ids: Sequence[int],
+        grammar: GrammarState | None = None,
     ) -> None:
         self.params = params
+        self.grammar = grammar
         self.choice = choice
         self.num_output_tokens = 0
 
@@ -84,7 +89,18 @@ class SamplerState:
     @property
     def adjusts(self) -> bool:
         """The next token is not chosen by the raw logits."""
+        return self.grammar is not None or self._adjusts_values
+
+    @property
+    def _adjusts_values(self) -> bool:
         return self._always_adjusts or self.num_output_tokens < self.params.min_tokens
+
+    def adjusted(self, raw: Row) -> Row:
+        """The logits from which the next token is chosen; ``raw`` itself where ``adjusts`` is false."""
+        logits = _adjusted(raw, self) if self._adjusts_values else raw
+        if self.grammar is None:
+            return logits
+        return np.where(self.grammar.allowed(), logits, np.float32(-np.inf))
 
     def append(self, token_id: int) -> None:
         """Takes note of one more output token."""
@@ -93,6 +109,8 @@ class SamplerState:
             self.output_counts[token_id] += 1
         if self.seen is not None:
             self.seen[token_id] = True
+        if self.grammar is not None:
+            self.grammar.append(token_id)
 
 
 def sample(logits_NV: torch.Tensor, states: Sequence[SamplerState]) -> list[Sampled]:
@@ -111,7 +129,7 @@ def sample(logits_NV: torch.Tensor, states: Sequence[SamplerState]) -> list[Samp
 
 def _sample_row(raw: Row, greedy_id: int, state: SamplerState) -> Sampled:
     params = state.params
-    logits = _adjusted(raw, state) if state.adjusts else raw
+    logits = state.adjusted(raw)
     if params.temperature == 0:
         token_id = int(logits.argmax()) if state.adjusts else greedy_id
     else:
@@ -136,7 +154,8 @@ def _adjusted(raw: Row, state: SamplerState) -> Row:
     if state.output_counts is not None:
         logits -= params.frequency_penalty * state.output_counts
         logits -= params.presence_penalty * (state.output_counts > 0)
-    if state.num_output_tokens < params.min_tokens:
+    # An output that is complete has to end.
+    if state.num_output_tokens < params.min_tokens and not (state.grammar is not None and state.grammar.is_complete):
         logits[state.ends] = -np.inf
     return logits.astype(np.float32)
 

@@ -35,4 +35,4 @@ def build_engine(
     limits = EngineLimits(
         max_model_len=worker.max_model_len, kv_capacity_tokens=kv.capacity_tokens, vocab_size=worker.vocab_size
     )
-    return EngineCore(scheduler, UniProcExecutor(worker), limits), worker
+    return EngineCore(scheduler, UniProcExecutor(worker), limits, worker.grammars), worker

@@ -5,31 +5,40 @@ Owns weights, the memory of the KV cache and the model runner. Knows nothing of 
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
 import torch
 from pdserve_kernels.select import select_backend
 from pdserve_protocol.node import KVLayout
-from pdserve_text.files import folder_end_token_ids
+from pdserve_text.errors import TokenizerFilesError
+from pdserve_text.files import TOKENIZER, folder_end_token_ids, load_tokenizer_files
+from pdserve_text.grammar import GrammarCompiler
 
 from pdserve_engine import kv_memory
 from pdserve_engine.device import CudaCapture, find_device, free_device_memory
 from pdserve_engine.device_cache import TorchDeviceCache
 from pdserve_engine.device_model import DeviceModel
 from pdserve_engine.errors import ContextTooLong
+from pdserve_engine.grammar import Grammars
 from pdserve_engine.model_runner import ModelRunner
 from pdserve_engine.models.config import read_config
 from pdserve_engine.models.decoder import Decoder
 from pdserve_engine.weights import load_weights, model_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from pdserve_kernels.interface import Backend
     from pdserve_kv_transfer.cache_memory import Cache
 
     from pdserve_engine.config import EngineConfig
     from pdserve_engine.models.config import DecoderConfig
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
+
+log = logging.getLogger(__name__)
 
 
 class Worker:
@@ -43,6 +52,7 @@ class Worker:
         numerics: fingerprint of what decides the bits of a result beside the model.
         max_model_len: tokens of one request at most.
         end_token_ids: every id that ends an output, as pdserve_text reads them from the folder, in rising order.
+        grammars: for outputs that must keep to one; None where the folder has no tokenizer or no end id.
 
     Raises:
         ModelError, WeightsError: the model cannot be used.
@@ -70,6 +80,7 @@ class Worker:
         self.numerics = kernels.fingerprint(dtype)
         self.vocab_size = model_config.vocab_size
         self.end_token_ids = tuple(sorted(folder_end_token_ids(folder)))
+        self.grammars = _grammars(folder, self.end_token_ids, self.vocab_size)
         self.layout = _layout(model_config, block_size, config.model.dtype)
         on_cuda = device.type == "cuda"
         self.num_blocks = kv_memory.num_blocks(
@@ -98,6 +109,7 @@ class Worker:
             config.scheduler,
             max_model_len=self.max_model_len,
             end_token_ids=self.end_token_ids,
+            grammars=self.grammars,
         )
 
     def kv_bytes(self) -> Cache:
@@ -111,6 +123,17 @@ class Worker:
             ContractBroken: the step contradicts the steps before it.
         """
         return self._runner.execute_model(scheduler_output)
+
+
+def _grammars(folder: Path, end_token_ids: Sequence[int], vocab_size: int) -> Grammars | None:
+    if not end_token_ids or not (folder / TOKENIZER).is_file():
+        return None
+    try:
+        compiler = GrammarCompiler(load_tokenizer_files(folder), end_token_ids, vocab_size)
+    except TokenizerFilesError as error:
+        log.warning("requests with a grammar will be refused: %s", error)
+        return None
+    return Grammars(compiler, vocab_size)
 
 
 def _layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:

@@ -12,7 +12,7 @@ import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 from pdserve_text import files as folder_files
 from pdserve_text.errors import BadGrammar, TokenizerFilesError
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 NUM_KEPT_GRAMMARS = 64
+# Others wait while a grammar is compiled: 50 ms at most (with the library's default, a second and a half).
+_LIMITS = LLParserLimits(initial_lexer_fuel=100_000, verbose_errors=False)
 _JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -87,7 +89,9 @@ class GrammarCompiler:
         return GrammarMatcher(self._compiled(kind, source).deep_copy())
 
     def _compile(self, kind: GrammarKind, source: str) -> LLMatcher:
-        matcher = LLMatcher(self._tokenizer, _llguidance(kind, source), log_level=0)
+        matcher = LLMatcher(self._tokenizer, _llguidance(kind, source), log_level=0, limits=_LIMITS)
+        # Much is compiled only when it is first needed: let it be now.
+        matcher.compute_bitmask()
         if matcher.is_error():
             raise BadGrammar(matcher.get_error())
         return matcher

@@ -1,0 +1,86 @@
+"""Where the outputs of the engine's requests stand in their grammars, and the masks that follow from it.
+
+The mask of a token is computed on a thread of its own while the forward pass runs, since all that it depends on, the
+tokens before it, is known by then.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pdserve_text.errors import BadGrammar
+
+from pdserve_engine.errors import BadRequest
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import numpy.typing as npt
+    from pdserve_protocol.sampling import Grammar
+    from pdserve_text.grammar import GrammarCompiler, GrammarMatcher
+
+
+class GrammarState:
+    """One output and its grammar. Made by ``Grammars.state``.
+
+    A token that the grammar does not allow is never sampled; if the grammar becomes too complex on the way, only an end
+    id is allowed.
+    """
+
+    def __init__(self, matcher: GrammarMatcher, thread: ThreadPoolExecutor, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._thread = thread
+        self._vocab_size = vocab_size
+        self._mask: Future[bytes] | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Nothing but an end id may follow."""
+        return self._matcher.is_complete
+
+    def append(self, token_id: int) -> None:
+        """Takes note of one more output token."""
+        self._mask = None
+        self._matcher.append(token_id)
+
+    def begin_mask(self) -> None:
+        """Starts to compute the mask of the next token, unless that is under way."""
+        if self._mask is None:
+            self._mask = self._thread.submit(self._matcher.mask)
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """Whether each token may be the next one, [vocab]."""
+        self.begin_mask()
+        assert self._mask is not None
+        bits = np.frombuffer(self._mask.result(), dtype=np.uint8)
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+
+class Grammars:
+    """The grammars of one engine. ``check`` may be called on another thread than ``state``.
+
+    Args:
+        vocab_size: logits of the model.
+    """
+
+    def __init__(self, compiler: GrammarCompiler, vocab_size: int) -> None:
+        self._compiler = compiler
+        self._vocab_size = vocab_size
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+
+    def check(self, grammar: Grammar) -> None:
+        """Compiles a grammar, so that ``state`` finds it. Raises BadRequest."""
+        try:
+            self._compiler.check(grammar.kind, grammar.source)
+        except BadGrammar as error:
+            raise BadRequest(f"grammar: {error}") from error
+
+    def state(self, grammar: Grammar) -> GrammarState:
+        """At the start of a grammar that has been checked."""
+        return GrammarState(self._compiler.matcher(grammar.kind, grammar.source), self._thread, self._vocab_size)
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent."""
+        self._thread.shutdown()

@@ -5,6 +5,7 @@ What a step is
     request.py            Request, its status, and the events of its life
     scheduler_output.py   what one step is to compute, and what it yielded
     core.py               EngineCore: schedule, execute, update; no sockets, no clock of its own
+    step_pace.py          how long steps take, and when the next is queued behind the one under way
     counters.py           what an engine has done since its start
 
 Who computes what, and where its KV is
@@ -26,6 +27,7 @@ How it is computed
 The process around it
     node.py, args.py      command line in, running node out; wiring.py builds the engine
     proc.py               EngineCoreProc: the event loop of a node process
+    outbox.py             open requests, what is to be said of them, and one end for each
     door.py               the ZMQ thread of a node
     sending.py            hand-offs from here, joined to the scheduler
     receiving.py          hand-offs to here, joined to the scheduler

@@ -144,8 +144,9 @@ def test_a_wrong_cluster_key_gets_no_answer(spread: Spread) -> None:
     [
         (["--kv-trusted-network"], "--cluster-key"),
         (["--insecure"], "--kv-trusted-network"),
+        (["--cluster-key", "secret", "--kv-encrypt"], "--kv-trusted-network"),
     ],
-    ids=["no key", "no trust"],
+    ids=["no key", "no trust", "sealed, but UCX lets anybody in"],
 )
 def test_a_node_off_loopback_is_not_opened_by_accident(hosts: Hosts, model: str, args: list[str], named: str) -> None:
     command = [sys.executable, "-m", "pdserve_decode_node.main", "--model", model, "--port", "0", *NODE_ARGS]

@@ -75,7 +75,8 @@ def _operation(operation: Operation, by_type: dict[type, dict[str, Any]]) -> dic
     if operation.answer is not None:
         content["application/json"] = {"schema": by_type[operation.answer]}
     if operation.streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+        content["text/event-stream"] = {"schema": event}
     failed = {"content": {"application/json": {"schema": by_type[ErrorAnswer]}}}
     described: dict[str, Any] = {
         "summary": operation.summary,

@@ -20,7 +20,7 @@ import zmq
 from pdserve_protocol.codec import Decoder, Message, encode
 from pdserve_protocol.door import Address, Door, connect_door
 from pdserve_protocol.errors import AddressError, BadMessage
-from pdserve_protocol.handoff import PeerMessage
+from pdserve_protocol.handoff import Meet, PeerMessage, Retarget
 from pdserve_protocol.node import GetStatus, GetTokenizer, Hello, Ping, ResetPrefixCache
 from pdserve_protocol.requests import AbortRequests, AddRequest
 from pdserve_protocol.timing import DEAD_AFTER_S, STATE_INTERVAL_S
@@ -30,7 +30,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NodeHears = Hello | Ping | AddRequest | AbortRequests | GetTokenizer | GetStatus | ResetPrefixCache | PeerMessage
+NodeHears = (
+    Hello
+    | Ping
+    | AddRequest
+    | AbortRequests
+    | Meet
+    | Retarget
+    | GetTokenizer
+    | GetStatus
+    | ResetPrefixCache
+    | PeerMessage
+)
 CLOSE_S = 5.0
 
 

@@ -111,6 +111,12 @@ class KVCacheManager:
         """Forgets a request and frees its blocks; nothing happens where it has none."""
         self.pool.free(self.detach(request_id))
 
+    def rename(self, old_id: str, new_id: str) -> None:
+        """The request has another id from now on."""
+        if old_id in self._tables:
+            self._tables[new_id] = self._tables.pop(old_id)
+            self._num_named[new_id] = self._num_named.pop(old_id)
+
     def cache_computed(self, request: Request) -> None:
         """Lets the full blocks of the request's computed tokens be found. Only retired steps count as computed."""
         if self._hasher is None:

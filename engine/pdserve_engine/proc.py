@@ -12,12 +12,12 @@ import os
 import queue
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pdserve_kv_transfer.events import MoverDied, MoverEvent
 from pdserve_kv_transfer.link import stale_boot
-from pdserve_protocol.handoff import PeerMessage
+from pdserve_protocol.handoff import Meet, PeerMessage, Retarget
 from pdserve_protocol.node import (
     GetStatus,
     GetTokenizer,
@@ -34,6 +34,7 @@ from pdserve_protocol.requests import AbortRequests, AddRequest
 
 from pdserve_engine.door import Arrived, DoorDied, DoorEvent, VisitorSilent
 from pdserve_engine.errors import RequestRejected, StepNotRun
+from pdserve_engine.handoff_stats import merged
 from pdserve_engine.outbox import OpenRequest, Outbox
 from pdserve_engine.receiving import Receiving, transfer_proof
 from pdserve_engine.sending import Sending
@@ -200,10 +201,9 @@ class EngineCoreProc:
         if now < self.core.pace.queue_at:
             return
         future = self.core.begin_step(now)
-        if future is None:
-            return
-        future.add_done_callback(lambda done: self.inbox.put(StepDone(done, time.monotonic())))
-        self._sending.offer_scheduled(now)
+        if future is not None:
+            future.add_done_callback(lambda done: self.inbox.put(StepDone(done, time.monotonic())))
+        self._sending.on_scheduled(now)
 
     def _on_step_done(self, future: Future[ModelRunnerOutput], ended_at: float, now: float) -> None:
         results = self.core.finish_step(future, ended_at)
@@ -225,7 +225,7 @@ class EngineCoreProc:
         if open is None:
             return
         position, token_ids, logprobs = result.position, result.new_token_ids, result.logprobs
-        takeover = self._receiving.takeover(request.request_id)
+        takeover = self._receiving.takeover(request)
         if takeover is not None:
             final = takeover.completed.final
             if takeover.position < position:
@@ -260,6 +260,12 @@ class EngineCoreProc:
                     open = self._outbox.get(id)
                     if open is not None and open.owner == route:
                         self._end(id, Aborted(), now)
+            case Meet(peers=peers):
+                for peer in peers:
+                    self._sending.meet(peer, now)
+                    self._receiving.meet(peer, now)
+            case Retarget():
+                self._on_retarget(route, message, now)
             case Hello():
                 self._door.send(route, self.info)
             case GetTokenizer():
@@ -300,6 +306,23 @@ class EngineCoreProc:
             self._sending.accept(request, message.send_to)
         if message.receive_from is not None:
             self._receiving.accept(request, message.receive_from, now)
+
+    def _on_retarget(self, route: Route, message: Retarget, now: float) -> None:
+        """The half goes on under its new id; the old one has had its end."""
+        open = self._outbox.get(message.id)
+        held = self.core.scheduler.requests.get(message.id)
+        is_owners = open is not None and open.owner == route and self._outbox.get(message.new_id) is None
+        if (
+            open is None
+            or held is None
+            or not is_owners
+            or not self._sending.retarget(message.id, message.new_id, message.send_to, now)
+        ):
+            failed = Failed(code="handoff", message=f"nothing is held for {message.id}")
+            self._outbox.refuse(route, RequestOutput(id=message.new_id, position=0, end=failed))
+            return
+        self._outbox.put(RequestOutput(id=message.id, position=held.num_output_tokens, end=Aborted()))
+        self._outbox.open(message.new_id, replace(open))
 
     def _refusal(self, message: AddRequest) -> tuple[ErrorCode, str] | None:
         """Why the request is not even given to the engine."""
@@ -369,6 +392,7 @@ class EngineCoreProc:
             blocks_cached=usage.cached,
             blocks_held=usage.held,
             blocks_in_use=usage.in_use,
+            links=self._sending.links(),
         )
 
     def _status(self) -> NodeStatus:
@@ -376,6 +400,15 @@ class EngineCoreProc:
             "blocks_landed": self._receiving.blocks_landed,
             "bytes_landed": self._receiving.bytes_landed,
             "digest_mismatches": self._receiving.digest_mismatches,
+            "blocks_resent": self._receiving.stats.total("blocks_resent"),
+            "blocks_sent": self._sending.stats.total("blocks_sent"),
+            "bytes_sent": self._sending.stats.total("bytes_sent"),
+            "leases_expired": self._sending.stats.total("leases_expired")
+            + self._receiving.stats.total("leases_expired"),
+            "reserved_block_seconds": self._receiving.reserved.block_seconds(time.monotonic()),
+            "landing_seconds": self._receiving.landing_s,
+            "regions_abandoned": self._mover.regions_abandoned,
+            "region_bytes_abandoned": self._mover.bytes_abandoned,
         }
         return NodeStatus(
             info=self.info,
@@ -383,4 +416,11 @@ class EngineCoreProc:
             uptime_s=time.monotonic() - self._started_at,
             counters=counters,
             peers=self._sending.peers() | self._receiving.peers(),
+            peer_counters=merged(self._sending.stats, self._receiving.stats),
+            histograms=self._receiving.stats.histograms(),
+            gauges={
+                "blocks_reserved": self._receiving.reserved.now,
+                "blocks_reserved_most": self._receiving.reserved.most,
+                "blocks_landing": self._receiving.num_landing,
+            },
         )

@@ -28,8 +28,11 @@ from pdserve_kv_transfer.effects import (
 from pdserve_kv_transfer.events import Landed, RegionFailed, RegionOpened
 from pdserve_kv_transfer.receiver_link import ReceiverLink, ReceiverLinkState
 from pdserve_kv_transfer.spans import copy_runs, positions_to_send
+from pdserve_protocol.door import Address
 from pdserve_protocol.outputs import Aborted, Failed, RequestOutput, TransferProof
 from pdserve_protocol.timing import REMEMBER_ENDED_S
+
+from pdserve_engine.handoff_stats import HandoffStats, ReservedBlocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -37,11 +40,12 @@ if TYPE_CHECKING:
     from pdserve_kv_transfer.effects import Effect
     from pdserve_kv_transfer.events import MoverEvent
     from pdserve_kv_transfer.mover import Mover
+    from pdserve_kv_transfer.receiver import GrantPolicy
     from pdserve_kv_transfer.spans import CopyRun
     from pdserve_kv_transfer.wire import Wire
     from pdserve_protocol.handoff import PeerMessage
     from pdserve_protocol.node import NodeIdentity
-    from pdserve_protocol.requests import ReceiveFrom
+    from pdserve_protocol.requests import ReceiveFrom, SendTo
 
     from pdserve_engine.core import EngineCore
     from pdserve_engine.door import NodeDoor, Route
@@ -54,6 +58,8 @@ log = logging.getLogger(__name__)
 
 class ReceivePolicy(Protocol):
     """When a node grants."""
+
+    when: GrantPolicy
 
     def may_grant(self, num_blocks: int, usage: BlockUsage, num_running: int) -> bool:
         """Whether a hand-off that needs up to ``num_blocks`` blocks may have them now.
@@ -79,6 +85,12 @@ class _Link:
     key: str
     route: Route | None = None
     used_at: float = 0.0
+    address: Address | None = None
+
+    @property
+    def peer(self) -> str:
+        """For operators: its address, once a router has told it."""
+        return self.machine.peer_boot if self.address is None else str(self.address)
 
 
 @dataclass(slots=True)
@@ -89,6 +101,7 @@ class Takeover:
     transport: str
     exact: bool
     position: int
+    peer: str
 
 
 class Receiving:
@@ -114,10 +127,12 @@ class Receiving:
         self._block_size = identity.layout.block_size
         self._incoming: dict[str, _Incoming] = {}
         self._links: dict[str, _Link] = {}
+        self._met: dict[str, Address] = {}
         self._wanting: deque[str] = deque()
         self._takeovers: dict[str, Takeover] = {}
+        self.stats = HandoffStats()
+        self.reserved = ReservedBlocks()
         self.digest_mismatches = 0
-        self.blocks_resent = 0
         self.blocks_landed = 0
         self.bytes_landed = 0
         self.landing_s = 0.0
@@ -126,13 +141,30 @@ class Receiving:
     def num_open(self) -> int:
         return len(self._incoming)
 
+    @property
+    def num_landing(self) -> int:
+        """Blocks of the wire that are being landed."""
+        return sum(len(incoming.landing) for incoming in self._incoming.values())
+
     def is_active(self) -> bool:
         """Whether time matters: there are links to keep alive or hand-offs to wait for."""
         return bool(self._links)
 
     def peers(self) -> dict[str, str]:
-        """Boot id -> state of the link, for operators."""
-        return {boot: f"receiving, {link.machine.state.name.lower()}" for boot, link in self._links.items()}
+        """Peer -> state of the link, for operators."""
+        return {link.peer: f"receiving, {link.machine.state.name.lower()}" for link in self._links.values()}
+
+    def meet(self, peer: SendTo, now: float) -> None:
+        """A router says who is where. Whoever was there before is dead."""
+        boot, address = peer.boot_id, Address(peer.host, peer.port)
+        for other, at in list(self._met.items()):
+            if at == address and other != boot:
+                del self._met[other]
+                if (link := self._links.get(other)) is not None:
+                    self._apply(link, link.machine.peer_restarted(now), now)
+        self._met[boot] = address
+        if (known := self._links.get(boot)) is not None:
+            known.address = address
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -144,6 +176,7 @@ class Receiving:
 
     def abort(self, request_id: str, now: float) -> None:
         """The request has ended here; if its hand-off is open that ends too."""
+        self.reserved.release(request_id, now)
         self._takeovers.pop(request_id, None)
         incoming = self._incoming.get(request_id)
         if incoming is not None:
@@ -173,13 +206,24 @@ class Receiving:
             request.set_kv_origin(machine.origin)
             if scheduler.reserve(id) is None:
                 return
+            self.reserved.reserve(id, num_blocks, now)
             self._wanting.remove(id)
             positions = positions_to_send(request.num_tokens, request.num_cached_tokens, machine.wire.source.block_size)
             self._apply(incoming.link, machine.grant(id, positions, now), now)
 
-    def takeover(self, request_id: str) -> Takeover | None:
+    def takeover(self, request: Request) -> Takeover | None:
         """What the request's first output has to tell beside its own tokens; once."""
-        return self._takeovers.pop(request_id, None)
+        takeover = self._takeovers.pop(request.request_id, None)
+        if takeover is not None:
+            timings = takeover.completed.timings
+            self.stats.observe(
+                grant_s=timings.grant_s,
+                transfer_s=timings.transfer_s,
+                landing_s=timings.landing_s,
+                admission_s=request.admission_s,
+            )
+            self.stats.count(takeover.peer, tokens_recomputed=request.num_recomputed)
+        return takeover
 
     # ---- links -----------------------------------------------------------------------------------------------------
 
@@ -205,6 +249,8 @@ class Receiving:
                 landing = self._incoming[id].landing
                 self._core.scheduler.kv.release([block for position in ok | bad for block in landing.pop(position)])
                 self.digest_mismatches += len(bad)
+                amounts = {"blocks_landed": len(ok), "bytes_landed": num_bytes, "digest_mismatches": len(bad)}
+                self.stats.count(self._incoming[id].link.peer, **amounts)
                 self.blocks_landed += len(ok)
                 self.bytes_landed += num_bytes
                 self.landing_s += seconds
@@ -223,7 +269,9 @@ class Receiving:
     def _link_from(self, boot: str, now: float) -> _Link:
         link = self._links.get(boot)
         if link is None:
-            link = self._links[boot] = _Link(ReceiverLink(self._identity, boot), f"from/{boot}")
+            when = "offer" if self._policy is None else self._policy.when
+            machine = ReceiverLink(self._identity, boot, grant_policy=when)
+            link = self._links[boot] = _Link(machine, f"from/{boot}", address=self._met.get(boot))
         link.used_at = now
         return link
 
@@ -249,8 +297,9 @@ class Receiving:
                     self._complete(link, effect, now)
                 case Ended(id=id, outcome=outcome):
                     self._end(id, outcome, now)
-                case LinkLost(reason=reason):
-                    log.warning("link from %s lost: %s", link.key, reason)
+                case LinkLost(reason=reason, silent=silent):
+                    log.warning("link from %s lost: %s", link.peer, reason)
+                    self.stats.count(link.peer, links_lost=1, leases_expired=int(silent))
                 case _:
                     raise AssertionError(f"a receiver link has no effect {effect}")
 
@@ -283,9 +332,10 @@ class Receiving:
         # A hole ends the prefix: what has landed beyond it is computed again.
         num_computed = max(min(completed.bad_positions, default=request.num_tokens), request.num_cached_tokens)
         self._takeovers[completed.id] = Takeover(
-            completed, link.machine.connector or "", link.machine.exact, request.num_output_tokens
+            completed, link.machine.connector or "", link.machine.exact, request.num_output_tokens, link.peer
         )
-        self.blocks_resent += completed.num_resent
+        self.reserved.release(completed.id, now)
+        self.stats.count(link.peer, handoffs_taken_over=1, blocks_resent=completed.num_resent)
         if completed.bad_positions:
             log.error("request %s: the KV from token %d on did not come right; recomputing", completed.id, num_computed)
         result = self._core.scheduler.kv_arrived(completed.id, completed.final.token_ids, num_computed, now)
@@ -294,7 +344,10 @@ class Receiving:
 
     def _end(self, id: str, outcome: object, now: float) -> None:
         """The hand-off is over without KV; so is the request, unless it ended before."""
-        del self._incoming[id]
+        peer = self._incoming.pop(id).link.peer
+        self.reserved.release(id, now)
+        if isinstance(outcome, Refused | HandoffFailed):
+            self.stats.count(peer, handoffs_failed=1)
         match outcome:
             case Unneeded():
                 # The other half has finished the request with its first token.

@@ -47,7 +47,11 @@ class Request:
         cache_salt: prefix cache hits are shared only between requests with the same salt.
         kv_origin: what computed and carried the request's KV, where it is not what would have been computed here; only
             requests of the same origin share prefix cache hits.
-        hands_over: after its first own token it is HELD: it keeps its blocks and is not scheduled.
+        hands_over: after each own token it is HELD: it keeps its blocks and is not scheduled, or only to decode on.
+        receiver: to whom it hands over.
+        granted: the receiver has room for it; its blocks are promised.
+        refills: its blocks were given up after it was HELD; all known tokens but the last are computed again, and
+            nothing is sampled.
         pinned: never preempted; true where it hands over.
         spec_token_ids: draft tokens to verify (part of the contract; empty).
         num_computed_tokens: tokens whose KV is in the request's blocks, by retired steps.
@@ -71,6 +75,9 @@ class Request:
     cache_salt: str = ""
     kv_origin: str = ""
     hands_over: bool = False
+    receiver: str = ""
+    granted: bool = False
+    refills: bool = False
     pinned: bool = False
     status: RequestStatus = RequestStatus.WAITING
     spec_token_ids: list[int] = field(default_factory=list)
@@ -126,7 +133,7 @@ class Request:
     @property
     def num_remaining(self) -> int:
         """Tokens to schedule until the next one can be sampled."""
-        return self.num_tokens_with_spec - self.num_computed_tokens - self.num_tokens_in_flight
+        return self.num_tokens_with_spec - self.num_computed_tokens - self.num_tokens_in_flight - self.refills
 
     def token_ids(self, start: int = 0, stop: int | None = None) -> list[int]:
         """Copy of the known tokens at positions ``start`` to ``stop``."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pdserve_protocol.outputs import Failed, Finished
 
 from pdserve_engine.counters import EngineCounters, Outcome
+from pdserve_engine.holds import Holds
 from pdserve_engine.request import Request, RequestEvent, RequestStatus
 from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
 
@@ -122,7 +123,9 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
         self._arrived: deque[Request] = deque()
+        self._granted: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
+        self.holds = Holds(kv, config.decode_on_after_s)
         self._steps: deque[_StepInFlight] = deque()
         self._num_retired = 0
         self._must_drain = False
@@ -144,7 +147,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for their first or next step, those that wait for KV not counted."""
-        return len(self._arrived) + len(self._waiting)
+        return len(self._arrived) + len(self._granted) + len(self._waiting)
 
     @property
     def has_preempted(self) -> bool:
@@ -161,7 +164,7 @@ class Scheduler:
 
     def has_schedulable(self) -> bool:
         """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
-        return bool(self._running or self._arrived or self._waiting)
+        return bool(self._running or self._arrived or self._granted or self._waiting)
 
     def block_ids(self, request_id: str) -> list[int]:
         """Blocks of a request by their index in the sequence; empty where it has none."""
@@ -223,7 +226,7 @@ class Scheduler:
         new_token_ids = list(output_token_ids[position:])
         request.output_token_ids.extend(new_token_ids)
         request.stamp(RequestEvent.KV_ARRIVED, now)
-        request.num_known_before = num_transferable
+        request.num_known_before = max(num_transferable, request.num_tokens - 1)
         if self.kv.num_blocks(request_id):
             self._take_over(request, min(num_computed_tokens, num_transferable))
         finish = end_of_output(request, self._end_token_ids, self.max_model_len)
@@ -264,6 +267,45 @@ class Scheduler:
         self._end(request, "handed_over")
         return request
 
+    def grant(self, request_id: str) -> None:
+        """The receiver has room for a request that hands over: it comes before those without a grant.
+
+        Where its blocks were given up meanwhile, they are computed again; its tokens are not sampled again.
+        """
+        request = self._requests.get(request_id)
+        if request is None or request.granted:
+            return
+        request.granted = True
+        self.holds.discard(request)
+        if request.status is RequestStatus.WAITING:
+            self._waiting.remove(request)
+            self._granted.append(request)
+        elif request.status is RequestStatus.HELD and not self.kv.num_blocks(request_id):
+            request.refills = True
+            request.status = RequestStatus.WAITING
+            self._granted.append(request)
+
+    def next_to_start(self) -> Request | None:
+        """The request at the head of the queue, with or without room for it; those of a full share are passed over."""
+        if self.has_preempted:
+            return self._waiting[0]
+        if self._granted:
+            return self._granted[0]
+        return next((request for request in self._waiting if self.holds.may_start(request)), None)
+
+    def rename_held(self, old_id: str, new_id: str, receiver: str) -> Request | None:
+        """A HELD request goes on under another id, for another receiver; None where it is not there or not HELD."""
+        request = self._requests.get(old_id)
+        if request is None or request.status is not RequestStatus.HELD or new_id in self._requests:
+            return None
+        self.holds.discard(request)
+        del self._requests[old_id]
+        self.kv.rename(old_id, new_id)
+        request.request_id, request.receiver, request.granted = new_id, receiver, False
+        self._requests[new_id] = request
+        self.holds.add(request)
+        return request
+
     def reset_prefix_cache(self) -> tuple[int, int]:
         """Forgets all cached blocks: (forgotten, left because they are in use)."""
         return self.kv.pool.reset_prefix_cache()
@@ -284,6 +326,8 @@ class Scheduler:
             return None
         # What a victim has given up is not for new work, unless nobody else wants it.
         self._admit(plan, now, arrived_only=bool(plan.scheduled) and num_preemptions < self.counters.preemptions)
+        if not plan.scheduled and not self._steps:
+            self._decode_on(plan, now)
         if not plan.scheduled:
             return None
         step = self._make_step(plan.scheduled)
@@ -357,6 +401,8 @@ class Scheduler:
 
     def _will_end(self, request: Request) -> bool:
         """Whether what steps in flight sample is certain to be the last token that is wanted here."""
+        if request.refills:
+            return request.num_remaining == 0
         num_coming = request.num_output_placeholders
         return num_coming > 0 and (
             request.hands_over
@@ -381,6 +427,9 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
+        self._give_up_blocks(request)
+
+    def _give_up_blocks(self, request: Request) -> None:
         self.kv.free(request.request_id)
         self._let_runner_forget(request.request_id)
         request.status = RequestStatus.PREEMPTED
@@ -394,20 +443,42 @@ class Scheduler:
         while plan.budget > 0 and len(self._running) < self._max_num_seqs:
             if self._arrived:
                 request = self._arrived.popleft()
-            elif self._waiting and not arrived_only and self._allocate(self._waiting[0]):
-                request = self._waiting.popleft()
+                if not self.kv.append(request, request.num_scheduled_tokens + min(request.num_remaining, plan.budget)):
+                    # More tokens were generated elsewhere than there is room for.
+                    self._give_up_blocks(request)
+                    return
             else:
-                return
+                head = None if arrived_only else self.next_to_start()
+                if head is None or not self._allocate(head):
+                    return
+                request = head
+                (self._granted if request.granted else self._waiting).remove(request)
+                if request.hands_over and not request.granted:
+                    self.holds.add(request)
             request.status = RequestStatus.RUNNING
             self._running.append(request)
             request.stamp(RequestEvent.SCHEDULED, now)
             plan.add(request, min(request.num_remaining, plan.budget))
 
+    def _decode_on(self, plan: _Plan, now: float) -> None:
+        """The next tokens of finished prompts whose receivers are full; only where there is no prompt to run."""
+        for request in self.holds.to_decode_on(now):
+            if plan.budget == 0 or len(self._running) == self._max_num_seqs:
+                return
+            request.status = RequestStatus.RUNNING
+            self._running.append(request)
+            self.holds.resumed(request)
+            plan.add(request, 1)
+
     def _allocate(self, request: Request) -> bool:
-        # The last known token is always computed: without it there are no logits to sample from.
-        hits = self.kv.find_cached(request, request.num_tokens - 1)
-        if not self.kv.allocate(request, request.num_tokens + 1, hits):
-            return False
+        """Blocks for all known tokens and one more. One whose blocks are promised may have those of holds."""
+        while True:
+            # The last token that is to be computed always is: without it there are no logits to sample from.
+            hits = self.kv.find_cached(request, request.num_tokens - request.refills - 1)
+            if self.kv.allocate(request, request.num_tokens + 1, hits):
+                break
+            if not request.granted or not self.holds.unpin_oldest():
+                return False
         request.num_computed_tokens = len(hits) * self.kv.block_size
         if RequestEvent.SCHEDULED not in request.events:
             request.num_cached_tokens = request.num_computed_tokens
@@ -442,7 +513,7 @@ class Scheduler:
                 )
                 known.num_computed_tokens.append(request.num_scheduled_tokens)
             self._num_blocks_told[request_id] = num_blocks
-            if num_tokens == request.num_remaining:
+            if num_tokens == request.num_remaining and not request.refills:
                 request.num_output_placeholders += 1
             request.num_tokens_in_flight += num_tokens
             request.last_step = number
@@ -503,7 +574,8 @@ class Scheduler:
                 break
         new_token_ids = request.output_token_ids[position:]
         self.counters.generated_tokens += len(new_token_ids)
-        held = request.hands_over and bool(new_token_ids) and finish is None
+        refilled = request.refills and end == request.num_tokens - 1
+        held = request.hands_over and (bool(new_token_ids) or refilled) and finish is None
         if finish is not None:
             self.finish(request.request_id, now, finish.reason)
         elif held:
@@ -521,6 +593,7 @@ class Scheduler:
     def _hold(self, request: Request, now: float) -> None:
         self._running.remove(request)
         self._let_runner_forget(request.request_id)
+        request.refills = False
         request.status = RequestStatus.HELD
         request.stamp(RequestEvent.HELD, now)
 
@@ -548,7 +621,8 @@ class Scheduler:
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         del self._requests[request.request_id]
-        for queue in (self._running, self._arrived, self._waiting):
+        self.holds.discard(request)
+        for queue in (self._running, self._arrived, self._granted, self._waiting):
             if request in queue:
                 queue.remove(request)
         if request.last_step > self._num_retired:

@@ -30,6 +30,8 @@ from pdserve_protocol.door import Address
 from pdserve_protocol.handoff import Final
 from pdserve_protocol.outputs import Aborted, Failed, HandedOver, RequestOutput
 
+from pdserve_engine.handoff_stats import HandoffStats
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from pdserve_kv_transfer.mover import Mover
     from pdserve_protocol.handoff import PeerMessage
     from pdserve_protocol.node import NodeIdentity
+    from pdserve_protocol.outputs import TokenLogprobs
     from pdserve_protocol.requests import SendTo
 
     from pdserve_engine.core import EngineCore
@@ -62,11 +65,15 @@ class SendPolicy(Protocol):
 
 @dataclass(slots=True)
 class _Outgoing:
-    """One hand-off from here. ``num_kv_tokens``: prompt and forced output, whose KV the receiver needs."""
+    """One hand-off from here.
+
+    ``num_kv_tokens``: prompt and forced output, whose KV the receiver needs. ``logprobs``: of the tokens after those.
+    """
 
     request: Request
     send_to: SendTo
     num_kv_tokens: int
+    logprobs: list[TokenLogprobs] | None = None
     link: _Link | None = None
     num_ready_blocks: int = 0
     writing: dict[int, int] = field(default_factory=dict)
@@ -103,6 +110,9 @@ class Sending:
         self._outgoing: dict[str, _Outgoing] = {}
         self._links: dict[str, _Link] = {}
         self._link_numbers = count(1)
+        self._met: dict[str, Address] = {}
+        self._refused: dict[str, str] = {}
+        self.stats = HandoffStats()
 
     @property
     def num_open(self) -> int:
@@ -116,23 +126,80 @@ class Sending:
         """Address -> state of the link, for operators."""
         return {str(link.address): f"sending, {link.machine.state.name.lower()}" for link in self._links.values()}
 
+    def links(self) -> dict[str, str]:
+        """Boot id of a receiver -> state of the link, for routers."""
+        refused = {boot: f"refused: {reason}" for boot, reason in self._refused.items()}
+        alive = (link.machine for link in self._links.values() if link.machine.state is not LinkState.LOST)
+        return refused | {machine.peer_boot: machine.state.name.lower() for machine in alive}
+
+    def meet(self, peer: SendTo, now: float) -> None:
+        """A router says who is where: the link is made before a request needs it. Who was there before is dead."""
+        address = Address(peer.host, peer.port)
+        for boot in [boot for boot, at in self._met.items() if at == address and boot != peer.boot_id]:
+            del self._met[boot]
+            self._refused.pop(boot, None)
+            for link in list(self._links.values()):
+                if link.machine.peer_boot == boot:
+                    self._apply(link, link.machine.peer_restarted(now), now)
+        self._met[peer.boot_id] = address
+        if self._policy is not None and peer.boot_id not in self._refused:
+            self._link_to(peer, now)
+
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def accept(self, request: Request, send_to: SendTo) -> None:
         """A request of ours is to be handed over once it has its first token. Only with a policy."""
         self._outgoing[request.request_id] = _Outgoing(request, send_to, request.num_tokens)
 
-    def offer_scheduled(self, now: float) -> None:
-        """Offers what is being computed and was not yet; all its blocks are reserved, so a grant never waits."""
-        for outgoing in list(self._outgoing.values()):
-            if outgoing.link is not None or not self._core.scheduler.block_ids(outgoing.request.request_id):
-                continue
-            assert self._policy is not None, "accepted without a policy"
-            outgoing.link = link = self._link_to(outgoing.send_to, now)
-            num_left = outgoing.num_kv_tokens - outgoing.request.num_computed_tokens
-            eta_s = self._policy.eta_s(max(0, num_left))
-            self._apply(link, link.machine.offer(outgoing.request.request_id, outgoing.num_kv_tokens, eta_s, now), now)
-            self._mark_ready(outgoing, outgoing.request.num_computed_tokens, now)
+    def on_scheduled(self, now: float) -> None:
+        """A step was made, or was not: tells receivers what was begun, what is next, and what holds have become.
+
+        What is at the head of the queue is offered with or without room for it: once it is granted it gets room.
+        """
+        scheduler = self._core.scheduler
+        changes = scheduler.holds.take_changes()
+        for id in changes.unpinned:
+            if (outgoing := self._outgoing.get(id)) is not None and outgoing.link is not None:
+                outgoing.num_ready_blocks = 0
+                outgoing.link.machine.unpinned(id)
+        for id in changes.resumed:
+            if (outgoing := self._outgoing.get(id)) is not None and outgoing.link is not None:
+                index = outgoing.request.num_computed_tokens // self._block_size
+                outgoing.num_ready_blocks = min(outgoing.num_ready_blocks, index)
+                outgoing.link.machine.reopen(id, [index * self._block_size])
+        for id in changes.started:
+            self._offer(id, now)
+        head = scheduler.next_to_start() if self._outgoing else None
+        if head is not None:
+            self._offer(head.request_id, now)
+
+    def _offer(self, id: str, now: float) -> None:
+        outgoing = self._outgoing.get(id)
+        if outgoing is None or outgoing.link is not None:
+            return
+        assert self._policy is not None, "accepted without a policy"
+        outgoing.link = link = self._link_to(outgoing.send_to, now)
+        num_left = outgoing.num_kv_tokens - outgoing.request.num_computed_tokens
+        eta_s = self._policy.eta_s(max(0, num_left))
+        self._apply(link, link.machine.offer(id, outgoing.num_kv_tokens, eta_s, now), now)
+        self._mark_ready(outgoing, outgoing.request.num_computed_tokens, now)
+
+    def retarget(self, old_id: str, new_id: str, send_to: SendTo, now: float) -> bool:
+        """Offers what is held for one receiver to another, under another id; False where nothing is held.
+
+        The old id ends here without a word to its router.
+        """
+        old = self._outgoing.get(old_id)
+        request = None if old is None else self._core.scheduler.rename_held(old_id, new_id, send_to.boot_id)
+        if old is None or request is None:
+            return False
+        self._outgoing[new_id] = new = _Outgoing(request, send_to, old.num_kv_tokens, old.logprobs)
+        if old.link is not None:
+            self._apply(old.link, old.link.machine.abort(old_id, "it goes to another receiver", now), now)
+        self._offer(new_id, now)
+        if new.link is not None:
+            self._apply(new.link, new.link.machine.finish(new_id, self._final(new), now), now)
+        return True
 
     def observe_step(self, num_tokens: int, seconds: float) -> None:
         """A step has computed so many tokens in so much time."""
@@ -156,9 +223,10 @@ class Sending:
                 self._apply(outgoing.link, machine.not_needed(id, now), now)
             else:
                 self._mark_ready(outgoing, result.num_computed_tokens, now)
+                if result.logprobs:
+                    outgoing.logprobs = [*(outgoing.logprobs or []), *result.logprobs]
                 if result.held:
-                    final = Final(token_ids=list(result.request.output_token_ids), logprobs=result.logprobs)
-                    self._apply(outgoing.link, machine.finish(id, final, now), now)
+                    self._apply(outgoing.link, machine.finish(id, self._final(outgoing), now), now)
 
     def abort(self, request_id: str, reason: str, now: float) -> None:
         """The request has ended here before its hand-off."""
@@ -169,6 +237,9 @@ class Sending:
             del self._outgoing[request_id]
         else:
             self._apply(outgoing.link, outgoing.link.machine.abort(request_id, reason, now), now)
+
+    def _final(self, outgoing: _Outgoing) -> Final:
+        return Final(token_ids=list(outgoing.request.output_token_ids), logprobs=outgoing.logprobs)
 
     def _mark_ready(self, outgoing: _Outgoing, num_computed_tokens: int, now: float) -> None:
         num_tokens = min(num_computed_tokens, outgoing.num_kv_tokens)
@@ -202,6 +273,8 @@ class Sending:
                 self._release(id, digests)
                 if key in self._links:
                     link = self._links[key]
+                    num_bytes = len(digests) * self._identity.layout.block_bytes
+                    self.stats.count(str(link.address), blocks_sent=len(digests), bytes_sent=num_bytes)
                     self._apply(link, link.machine.on_written(id, digests, now), now)
             case WriteFailed(peer=key, id=id, positions=positions, reason=reason):
                 self._release(id, positions)
@@ -236,12 +309,15 @@ class Sending:
                     self._mover.connect(link.key, connector, region, wire)
                 case Write(id=id, slots=slots):
                     self._write(link, id, dict(slots))
-                case Granted():
-                    pass
+                case Granted(id=id):
+                    self._core.scheduler.grant(id)
                 case Ended(id=id, outcome=outcome):
                     self._end(id, outcome, now)
-                case LinkLost(reason=reason):
+                case LinkLost(reason=reason, silent=silent):
                     log.warning("link to %s lost: %s", link.address, reason)
+                    self.stats.count(str(link.address), links_lost=1, leases_expired=int(silent))
+                    if link.machine.mismatch is not None and link.machine.peer_boot in self._met:
+                        self._refused[link.machine.peer_boot] = link.machine.mismatch
                     self._mover.disconnect(link.key)
                     self._door.disconnect(link.address)
                 case _:
@@ -260,7 +336,12 @@ class Sending:
 
     def _end(self, id: str, outcome: object, now: float) -> None:
         """The hand-off is over; so is the request, unless it ended before."""
-        del self._outgoing[id]
+        outgoing = self._outgoing.pop(id)
+        peer = str(Address(outgoing.send_to.host, outgoing.send_to.port))
+        if isinstance(outcome, GivenOver):
+            self.stats.count(peer, handoffs_given_over=1)
+        elif isinstance(outcome, Refused | HandoffFailed):
+            self.stats.count(peer, handoffs_failed=1)
         scheduler = self._core.scheduler
         match outcome:
             case GivenOver():

@@ -184,10 +184,12 @@ class LinkLost:
     """The link is over and its hand-offs have failed.
 
     A sender link: disconnect the mover (writes under way then end, well or not) and keep the link until its ids have
-    ended. A receiver link goes on with the peer's next LinkHello.
+    ended. A receiver link goes on with the peer's next LinkHello. ``silent``: nothing was heard of the peer for too
+    long, so the lease of its hand-offs has run out.
     """
 
     reason: str
+    silent: bool = False
 
 
 Effect = (

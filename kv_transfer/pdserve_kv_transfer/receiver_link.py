@@ -123,6 +123,10 @@ class ReceiverLink:
             case _:
                 return []
 
+    def peer_restarted(self, now: float) -> list[Effect]:
+        """The sender's process is known to be dead: another one is in its place."""
+        return self._lose("the sender has restarted", now, peer_lives=False)
+
     def tick(self, now: float) -> list[Effect]:
         """Lets time pass: States, deadlines, silence."""
         effects = self._out(self._receiver.tick(now), now)
@@ -130,7 +134,7 @@ class ReceiverLink:
             return effects
         if self._heartbeat.silent(now):
             reason = f"the sender is silent for {self._deadlines.dead_after_s:g} s"
-            return effects + self._lose(reason, now, peer_lives=False)
+            return effects + self._lose(reason, now, peer_lives=False, silent=True)
         if now >= self._heartbeat.due_at:
             effects.append(self._heartbeat.state(self._receiver.describe(), now))
         return effects
@@ -206,11 +210,11 @@ class ReceiverLink:
                     out.append(effect)
         return out
 
-    def _lose(self, reason: str, now: float, *, peer_lives: bool) -> list[Effect]:
+    def _lose(self, reason: str, now: float, *, peer_lives: bool, silent: bool = False) -> list[Effect]:
         if self.state is not ReceiverLinkState.UP:
             return []
         self.state = ReceiverLinkState.IDLE
         self._region = None
         refused = self._heartbeat.transmit(LinkRefused(reason=reason))
         ended = self._out(self._receiver.link_lost(reason, now, peer_lives=peer_lives), now)
-        return [FenceRegion(reason), refused, LinkLost(reason), *ended]
+        return [FenceRegion(reason), refused, LinkLost(reason, silent), *ended]

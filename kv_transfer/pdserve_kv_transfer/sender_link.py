@@ -55,6 +55,7 @@ class SenderLink:
         self.identity = identity
         self.peer_boot = peer_boot
         self.state = LinkState.CONNECTING
+        self.mismatch: str | None = None
         self._deadlines = deadlines or Deadlines()
         self._number = number
         self._sender = Sender(block_size=identity.layout.block_size, deadlines=self._deadlines)
@@ -96,7 +97,9 @@ class SenderLink:
         match message.body:
             case LinkWelcome():
                 return self._on_welcome(message.body, now)
-            case LinkRefused(reason=reason):
+            case LinkRefused(reason=reason, mismatch=is_mismatch):
+                if is_mismatch:
+                    self.mismatch = reason
                 return self._lose(f"the receiver refused the link: {reason}", now)
             case StaleBoot():
                 return self._lose("the receiver has restarted", now)
@@ -106,6 +109,10 @@ class SenderLink:
                 return self._out(self._sender.on_message(message.body, now), now)
             case _:
                 return []
+
+    def peer_restarted(self, now: float) -> list[Effect]:
+        """The receiver's process is known to be dead: another one is in its place."""
+        return self._lose("the receiver has restarted", now)
 
     def tick(self, now: float) -> list[Effect]:
         """Lets time pass: States, deadlines, silence."""
@@ -118,7 +125,7 @@ class SenderLink:
             elif now >= self._hello_at:
                 effects += self._hello(now)
         elif self._heartbeat.silent(now):
-            effects += self._lose(f"the receiver is silent for {self._deadlines.dead_after_s:g} s", now)
+            effects += self._lose(f"the receiver is silent for {self._deadlines.dead_after_s:g} s", now, silent=True)
         elif self.state is LinkState.UP and now >= self._heartbeat.due_at:
             effects.append(self._heartbeat.state(self._sender.describe(), now))
         return effects
@@ -168,6 +175,7 @@ class SenderLink:
         if fault is None and welcome.connector not in self.identity.connectors:
             fault = f"there is no KV connector {welcome.connector!r} here"
         if fault is not None:
+            self.mismatch = fault
             return self._lose(fault, now)
         wire = agree(self.identity, welcome.identity)
         if welcome.region.slot_bytes != wire.slot_bytes:
@@ -203,8 +211,8 @@ class SenderLink:
                     out.append(effect)
         return out
 
-    def _lose(self, reason: str, now: float) -> list[Effect]:
+    def _lose(self, reason: str, now: float, *, silent: bool = False) -> list[Effect]:
         if self.state is LinkState.LOST:
             return []
         self.state = LinkState.LOST
-        return [LinkLost(reason), *self._out(self._sender.link_lost(reason, now), now)]
+        return [LinkLost(reason, silent), *self._out(self._sender.link_lost(reason, now), now)]

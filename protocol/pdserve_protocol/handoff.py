@@ -12,6 +12,7 @@ from __future__ import annotations
 from pdserve_protocol.codec import Message, Record
 from pdserve_protocol.node import NodeIdentity
 from pdserve_protocol.outputs import TokenLogprobs
+from pdserve_protocol.requests import SendTo
 
 
 class Region(Record, frozen=True):
@@ -202,3 +203,31 @@ class PeerMessage(Message, frozen=True):
     from_sender: bool
     body: PeerBody
     link: int = 0
+
+
+class Meet(Message, frozen=True):
+    """Router: these nodes work with you. A node that hands over opens its links, so that no request has to wait.
+
+    A node with another boot id than before at the same address has taken the place of a dead one.
+    """
+
+    peers: list[SendTo]
+
+
+class Retarget(Message, frozen=True):
+    """Router: what is held for hand-off ``id`` goes to ``send_to`` instead, as ``new_id``.
+
+    The half ``id`` ends aborted and ``new_id`` goes on from its tokens; if nothing is held, ``new_id`` fails.
+    """
+
+    id: str
+    new_id: str
+    send_to: SendTo
+
+
+class HandoffFailed(Message, frozen=True):
+    """Node: the hand-off of this request to, or from, that peer has failed; its end follows."""
+
+    id: str
+    peer: str
+    reason: str

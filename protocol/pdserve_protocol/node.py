@@ -138,6 +138,7 @@ class NodeLoad(Message, frozen=True):
         blocks_cached: reusable, nobody's; evicted when room is needed.
         blocks_held: kept for a hand-off only.
         handoffs: open ones, both directions.
+        links: boot id of a node that this one hands over to -> "connecting", "up", or "refused: " and why.
     """
 
     boot_id: str
@@ -150,6 +151,7 @@ class NodeLoad(Message, frozen=True):
     blocks_cached: int
     blocks_held: int
     blocks_in_use: int
+    links: dict[str, str] = {}
 
 
 class GetTokenizer(Message, frozen=True):
@@ -167,10 +169,26 @@ class GetStatus(Message, frozen=True):
     """Answered by NodeStatus."""
 
 
+class Histogram(Record, frozen=True):
+    """Counts of values up to each of ``bounds`` and above the one before; the last count is of those above all.
+
+    ``sum`` is of the values.
+    """
+
+    bounds: list[float]
+    counts: list[int]
+    sum: float
+
+
 class NodeStatus(Message, frozen=True):
     """For ``pdserve node status``.
 
-    ``counters`` count since the start: prompt tokens by source, generated tokens, requests by their end, hand-offs.
+    Attributes:
+        counters: since the start: prompt tokens by source, generated tokens, requests by their end, hand-offs.
+        peers: node -> state of the link.
+        peer_counters: node -> what was handed over to it and taken over from it, since the start.
+        histograms: seconds of hand-offs, by part.
+        gauges: what is at the moment.
     """
 
     info: NodeInfo
@@ -178,6 +196,9 @@ class NodeStatus(Message, frozen=True):
     uptime_s: float
     counters: dict[str, float]
     peers: dict[str, str]
+    peer_counters: dict[str, dict[str, float]] = {}
+    histograms: dict[str, Histogram] = {}
+    gauges: dict[str, float] = {}
 
 
 class ResetPrefixCache(Message, frozen=True):

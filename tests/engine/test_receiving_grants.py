@@ -15,6 +15,7 @@ from support.engines import BLOCK, RECEIVE, Engine
 
 if TYPE_CHECKING:
     from pdserve_engine.kv_cache_manager import BlockUsage
+    from pdserve_kv_transfer.receiver import GrantPolicy
 
 LAYOUT = KVLayout(block_size=BLOCK, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32", block_bytes=32)
 D = NodeIdentity(
@@ -44,6 +45,8 @@ class Listener:
 
 
 class Always:
+    when: GrantPolicy = "offer"
+
     def may_grant(self, num_blocks: int, usage: BlockUsage, num_running: int) -> bool:
         return True
 

@@ -63,7 +63,7 @@ def test_lost_links_are_forgotten_and_their_numbers_never_come_again(boots: list
             engine.add(id, range(3), send_to=send_to)
             sending.accept(engine.scheduler.requests[id], send_to)
         engine.begin()
-        sending.offer_scheduled(engine.tick())
+        sending.on_scheduled(engine.tick())
         (link,) = sending._links.values()
         hello = listener.sent[-1]
         assert isinstance(hello.body, LinkHello)
@@ -96,7 +96,7 @@ def test_blocks_of_a_failed_write_s_siblings_are_nobody_else_s_until_they_have_e
     engine.add("a", range(4 * BLOCK), send_to=SEND)
     sending.accept(engine.scheduler.requests["a"], SEND)
     engine.begin()
-    sending.offer_scheduled(engine.tick())
+    sending.on_scheduled(engine.tick())
     region = Region(name="r", num_slots=8, slot_bytes=32, metadata=b"")
     say(LinkWelcome(identity=msgspec.structs.replace(P, boot_id="d"), connector="c", exact=True, region=region))
     (key,) = sending._links

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ class Engine:
         max_model_len: int = 10_000,
         end_token_ids: Sequence[int] = (),
         prefix_caching: bool = True,
+        decode_on_after_s: float = math.inf,
         manual: bool = False,
         depth: int = 1,
     ) -> None:
@@ -56,7 +58,11 @@ class Engine:
         self.executor = FakeExecutor(num_blocks, block_size, VOCAB, manual=manual)
         hasher = BlockHasher("model", block_size, b"key") if prefix_caching else None
         self.scheduler = Scheduler(
-            SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                decode_on_after_s=decode_on_after_s,
+            ),
             KVCacheManager(num_blocks, block_size, hasher),
             max_model_len=max_model_len,
             end_token_ids=end_token_ids,

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve bench gpu-check test lint clean
+.PHONY: help setup demo serve bench gpu-check fuzz-api test lint clean
 help:           ## this list
 	@grep -E '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -32,6 +32,9 @@ bench: $(STAMP) ## a model's steps and kernels against what this machine can do
 # A CUDA machine has a Python with a torch and a Triton of its own.
 gpu-check:      ## on a CUDA machine: the Triton kernels against the reference, and their times
 	PYTHONPATH=kernels $(PYTHON) -m pdserve_kernels.triton_gpu.check
+
+fuzz-api: $(STAMP) ## 2,000 requests made from the OpenAPI document, good and bad, to a router over fake nodes
+	$(BIN)/python tests/fuzz_api.py 2000
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

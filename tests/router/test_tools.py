@@ -219,7 +219,7 @@ def test_streamed_is_plain_over_many_texts() -> None:
     collect()
 
     async def scenario(c: RouterCluster) -> None:
-        for text, max_tokens in texts:
+        for number, (text, max_tokens) in enumerate(texts):
             tokens = [*TOKENIZER.encode(text, add_special_tokens=False), EOS_ID]
             for node in (*c.prefill, *c.decode):
                 node.tokens = tokens
@@ -228,6 +228,8 @@ def test_streamed_is_plain_over_many_texts() -> None:
             events = await c.stream(CHAT, body)
             expected = without_ids(plain(answer["choices"][0]))
             assert without_ids(assembled(events)) == expected, text
+            if number % 5:
+                continue
             completion = {"prompt": "x", "stop": ["STOP"], "logprobs": 1, "max_tokens": max_tokens}
             _, answer, _ = await c.post("/v1/completions", completion)
             events = await c.stream("/v1/completions", completion)

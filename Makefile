@@ -30,8 +30,8 @@ bench: $(STAMP) ## a model's steps and kernels against what this machine can do
 	@$(BIN)/pdserve bench kernels --model smollm2
 
 # A CUDA machine has a Python with a torch and a Triton of its own.
-gpu-check:      ## on a CUDA machine: the Triton kernels against the reference, and their times
-	PYTHONPATH=kernels $(PYTHON) -m pdserve_kernels.triton_gpu.check
+gpu-check:      ## on a CUDA machine: kernels, graphs and a pair of nodes against their references; 3 without one
+	PYTHONPATH=protocol:text:kernels:kv_transfer:engine:bench $(PYTHON) -m pdserve_bench.gpu_check
 
 fuzz-api: $(STAMP) ## 2,000 requests made from the OpenAPI document, good and bad, to a router over fake nodes
 	$(BIN)/python tests/fuzz_api.py 2000

@@ -1,8 +1,9 @@
 """On a CUDA machine: every kernel against the float32 reference, and its time against the floor of that machine.
 
-`python -m pdserve_kernels.triton_gpu.check` (`make gpu-check`) needs this package, torch and Triton, and nothing else.
-The floor of a kernel is the time to move its bytes at the bandwidth, or to do its products at the speed, that a copy
-and a matrix product of torch reach in the same run; of these the longer. It exits with 1 where a result is wrong.
+`python -m pdserve_kernels.triton_gpu.check` needs this package, torch and Triton, and nothing else; `make gpu-check`
+begins with it. The floor of a kernel is the time to move its bytes at the bandwidth, or to do its products at the
+speed, that a copy and a matrix product of torch reach in the same run; of these the longer. It exits with 1 where a
+result is wrong, and with 3 where there is no CUDA device.
 """
 
 from __future__ import annotations
@@ -11,13 +12,19 @@ import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import triton
 
+from pdserve_kernels import flash_attn
+from pdserve_kernels.digest import lanes_digest
+from pdserve_kernels.flash_attn.backend import FlashAttnBackend
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
 from pdserve_kernels.torch_backend import TorchBackend
 from pdserve_kernels.triton_gpu.backend import TritonBackend
+from pdserve_kernels.triton_gpu.digest import copy_and_digest
 from pdserve_kernels.triton_gpu.landing import land
+from pdserve_kernels.triton_gpu.launch import is_interpreted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -115,7 +122,7 @@ def cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         cache = random(num_blocks, shape.num_kv_heads, 2, 2, shape.block_size, shape.head_dim)
         yield _rope_case(name, spec, metadata, cache, random)
         for window in (None, shape.sliding_window):
-            yield _attention_case(name, replace(spec, sliding_window=window), metadata, cache, random)
+            yield _attention_case(name, replace(spec, sliding_window=window), metadata, cache, random, ours)
     x, head = random(16, shape.hidden_size), random(shape.vocab_size, shape.hidden_size, scale=0.02)
     packed = ours.pack_linear(head, float32_output=True)
     yield Case(
@@ -127,6 +134,9 @@ def cases(shape: Shape, device: torch.device) -> Iterator[Case]:
         tolerance=_LOGITS_TOLERANCE,
     )
     yield from _landing_cases(shape, random)
+    yield _digest_case(shape, random)
+    if flash_attn.is_installed() and not is_interpreted():
+        yield from _flash_attn_cases(shape, device, random)
 
 
 def _norm_cases(
@@ -192,8 +202,9 @@ def _attention_case(
     metadata: AttentionMetadata,
     cache: torch.Tensor,
     random: Callable[..., torch.Tensor],
+    ours: TritonBackend,
 ) -> Case:
-    ours, reference = TritonBackend(), TorchBackend()
+    reference = TorchBackend()
     q_THD = random(metadata.positions_T.shape[0], spec.num_heads, spec.head_dim)
     plan = ours.plan(metadata, spec, cache)
     expected_plan = reference.plan(metadata, spec, cache.float())
@@ -203,7 +214,8 @@ def _attention_case(
         num_keys += min(seq_len, window + query_len - 1)
         num_pairs += sum(min(position + 1, window) for position in range(seq_len - query_len, seq_len))
     return Case(
-        name=f"attention, {name}" + (f", window {spec.sliding_window}" if spec.sliding_window else ""),
+        name=f"{'flash_attn' if isinstance(ours, FlashAttnBackend) else 'attention'}, {name}"
+        + (f", window {spec.sliding_window}" if spec.sliding_window else ""),
         run=lambda: (ours.paged_attention(q_THD, 1, plan),),
         expected=(reference.paged_attention(q_THD.float(), 1, expected_plan),),
         num_bytes=2 * _bytes(q_THD) + num_keys * 2 * spec.num_kv_heads * spec.head_dim * cache.itemsize,
@@ -237,6 +249,44 @@ def _landing_cases(shape: Shape, random: Callable[..., torch.Tensor]) -> Iterato
             return (cache,)
 
         yield Case(name=name, run=run, expected=(expected.float(),), num_bytes=_bytes(landed, cache))
+
+
+def _digest_case(shape: Shape, random: Callable[..., torch.Tensor]) -> Case:
+    """Blocks copied and digested in one pass, out of order; the digests as numbers beside the words."""
+    num, row = shape.landed_blocks, 2 * 2 * shape.num_kv_heads * shape.block_size * shape.head_dim
+    source = random(num, row).view(torch.int32)
+    target = torch.zeros_like(source)
+    order = torch.randperm(num, generator=torch.Generator().manual_seed(2)).int().to(source.device)
+    places = torch.arange(num, device=source.device).int()
+    expected = [
+        np.frombuffer(lanes_digest(block), dtype="<i4") for block in source[order.long()].cpu().numpy().view(np.uint8)
+    ]
+
+    def run() -> tuple[torch.Tensor, ...]:
+        sums = copy_and_digest(source, order, target, places)
+        # As halves of words: float32 holds no larger whole number exactly.
+        return tuple(part for numbers in (sums, target) for part in (numbers & 0xFFFF, numbers >> 16))
+
+    sums, words = torch.from_numpy(np.stack(expected)).to(source.device), source[order.long()]
+    return Case(
+        name="landing with digests, same layout",
+        run=run,
+        expected=tuple(part.float() for numbers in (sums, words) for part in (numbers & 0xFFFF, numbers >> 16)),
+        num_bytes=_bytes(source, target),
+        tolerance=1e-6,
+    )
+
+
+def _flash_attn_cases(shape: Shape, device: torch.device, random: Callable[..., torch.Tensor]) -> Iterator[Case]:
+    """Attention of every step by flash_attn, over blocks of its own size."""
+    for name, spans in shape.steps.items():
+        spec = _spec(shape, max(seq_len for _, seq_len in spans), device)
+        metadata = _metadata(spans, flash_attn.BLOCK_SIZE_UNIT, device)
+        num_blocks = int(metadata.block_tables_RP.max()) + 1
+        cache = random(num_blocks, shape.num_kv_heads, 2, 2, flash_attn.BLOCK_SIZE_UNIT, shape.head_dim)
+        for window in (None, shape.sliding_window):
+            windowed = replace(spec, sliding_window=window)
+            yield _attention_case(name, windowed, metadata, cache, random, FlashAttnBackend())
 
 
 def _spec(shape: Shape, num_positions: int, device: torch.device) -> AttentionSpec:
@@ -287,22 +337,26 @@ def _seconds(run: Callable[[], object]) -> float:
     return float(triton.testing.do_bench(run, return_mode="median")) / 1e3
 
 
-def _machine(device: torch.device) -> tuple[float, float]:
-    """Bytes and floating-point operations a second that torch reaches."""
+def device_bandwidth(device: torch.device) -> float:
+    """Bytes a second that a copy of torch reads and writes."""
     source = torch.zeros(2**30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
+    return 2 * source.numel() / _seconds(lambda: target.copy_(source))
+
+
+def _device_peak(device: torch.device) -> float:
+    """Floating-point operations a second of a product of bfloat16 matrices."""
     matrix = torch.randn(8192, 8192, device=device).bfloat16()
-    bandwidth = 2 * source.numel() / _seconds(lambda: target.copy_(source))
-    return bandwidth, 2 * 8192**3 / _seconds(lambda: matrix @ matrix)
+    return 2 * 8192**3 / _seconds(lambda: matrix @ matrix)
 
 
 @torch.inference_mode()
 def main() -> int:
     if not torch.cuda.is_available():
         print("torch sees no CUDA device: nothing was checked")
-        return 1
+        return 3
     device = torch.device("cuda")
-    bandwidth, flops = _machine(device)
+    bandwidth, flops = device_bandwidth(device), _device_peak(device)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
     print(f"a copy moves {bandwidth / 1e9:.0f} GB/s, a product of bfloat16 does {flops / 1e12:.0f} TFLOP/s\n")
     print(f"{'kernel':<64} {'error':>8} {'us':>9} {'floor us':>9} {'ratio':>6}")

@@ -15,6 +15,7 @@ sockets.
     wire.py            what travels over one link: whose blocks, how their numbers are stored, how they are verified
     spans.py           blocks of unlike sizes: which tokens go where
     codec.py           packing and landing of one block: convert, digest or seal, and back
+    cache_memory.py    blocks as host memory: in place, or copied from and to a device
     digest.py          the digest of a block
     seal.py            encryption of a block
     staging.py         memory to write from what is not the cache's own bytes

@@ -40,9 +40,9 @@ FULL = Sizes(
     prompt_len=1024,
     num_steps=48,
     batch_sizes=(1, 16, 64),
-    prompt_lens=(17, 500, 4000),
+    prompt_lens=(17, 500, 2000),
     concurrency=16,
-    kv_cache_memory="12GiB",
+    kv_cache_memory="5GiB",
 )
 DRY = Sizes(
     shape=TINY,

@@ -1,7 +1,8 @@
 """A request at work: its choices, each an attempt of its own, and the one answer that they make.
 
-The choices of one prompt share its computation through the prefix cache: the first is sent alone, and the others follow
-to the same nodes when its first token is in. Knows nothing of the shapes of answers, which ``form`` builds.
+The choices of one prompt share its computation and its transfer through the prefix caches: the first is sent alone, and
+the others follow to the same nodes when its second token is in, which only a node that has the prompt can make. Knows
+nothing of the shapes of answers, which ``form`` builds.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class PromptRun:
 
     Attributes:
         echo: text of the prompt, where the answer repeats it.
-        begun: the first choice has its first token, so that its prompt is in the caches.
+        begun: the first choice is past its first token, so that the prompt is in the caches of its nodes.
     """
 
     token_ids: list[int]
@@ -132,7 +133,8 @@ class Choice:
         delta = self.processor.process(progress.token_ids, progress.logprobs, progress.finished)
         if delta.stopped and attempt is not None:
             attempt.life.stop()
-        self.prompt.begun.set()
+        if self.processor.num_tokens > 1 or delta.reason is not None:
+            self.prompt.begun.set()
         return delta
 
     def pieces(self, delta: Delta) -> list[Piece]:

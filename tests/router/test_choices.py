@@ -110,12 +110,15 @@ def test_choices_of_a_chat() -> None:
 
 def test_choices_follow_the_first_one_to_its_nodes_when_its_prompt_is_cached() -> None:
     async def scenario(c: RouterCluster) -> None:
-        request = asyncio.create_task(c.post(COMPLETION, {"prompt": "x", "n": 3, "seed": 5, "max_tokens": 2}))
+        request = asyncio.create_task(c.post(COMPLETION, {"prompt": "x", "n": 3, "seed": 5, "max_tokens": 3}))
         half = await asyncio.wait_for(c.decode[0].requests.get(), DEADLINE_S)
         prefill_half = await asyncio.wait_for(c.prefill[0].requests.get(), DEADLINE_S)
         await c.get("/health")
         assert all(node.requests.empty() for node in (*c.prefill, *c.decode))
         c.prefill[0].say(prefill_half, 0, ids("a"), prefill=PREFILL_PROOF)
+        await c.until("/metrics", lambda body: "time_to_first_token_seconds_count 1.0" in body)
+        assert c.decode[0].requests.empty()
+        c.decode[0].say(half, 0, ids("a") + ids("b"))
         others = [await asyncio.wait_for(c.decode[0].requests.get(), DEADLINE_S) for _ in range(2)]
         assert [half.choice, *(other.choice for other in others)] == [0, 1, 2]
         assert {other.sampling.seed for other in (half, *others)} == {5}
@@ -123,7 +126,7 @@ def test_choices_follow_the_first_one_to_its_nodes_when_its_prompt_is_cached() -
         for other in others:
             c.decode[0].say(other, 0, ids("ab")[:1] + ids("b"), end=Finished(reason="length"))
         c.prefill[0].say(prefill_half, 1, end=HandedOver())
-        c.decode[0].say(half, 0, ids("a") + ids("b"), end=Finished(reason="length"))
+        c.decode[0].say(half, 2, ids("c"), end=Finished(reason="length"))
         status, answer, _ = await request
         assert (status, len(answer["choices"])) == (200, 3)
         assert c.prefill[1].requests.empty()

@@ -48,6 +48,9 @@ def status_json(address: Address, status: NodeStatus) -> str:
             | {"layout": msgspec.structs.asdict(info.identity.layout)},
             "counters": status.counters,
             "peers": status.peers,
+            "peer_counters": status.peer_counters,
+            "gauges": status.gauges,
+            "histograms": {name: msgspec.structs.asdict(times) for name, times in status.histograms.items()},
             "software": info.software,
         }
     )
@@ -101,7 +104,7 @@ def _counters(status: NodeStatus) -> Table:
     table = Table()
     table.add_column("counter")
     table.add_column("value", justify="right")
-    for name, value in status.counters.items():
+    for name, value in (status.counters | status.gauges).items():
         table.add_row(name.replace("_", " "), f"{value:,.0f}" if float(value).is_integer() else f"{value:,.3f}")
     return table
 
@@ -110,8 +113,12 @@ def _peers(status: NodeStatus) -> Table:
     table = Table()
     table.add_column("node")
     table.add_column("link")
-    for peer, state in status.peers.items():
-        table.add_row(peer, state)
+    table.add_column("since the start")
+    for peer in sorted(status.peers | status.peer_counters):
+        counts = (
+            f"{name.replace('_', ' ')} {value:,.0f}" for name, value in status.peer_counters.get(peer, {}).items()
+        )
+        table.add_row(peer, status.peers.get(peer, ""), ", ".join(counts))
     return table
 
 

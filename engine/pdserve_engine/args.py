@@ -13,7 +13,7 @@ from pdserve_protocol.door import CLUSTER_KEY_VARIABLE, cluster_key
 from pdserve_protocol.timing import DRAIN_TIMEOUT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -58,8 +58,12 @@ def parse_node_args(
     default_port: int,
     max_num_batched_tokens: int,
     argv: Sequence[str] | None = None,
+    add_own: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
 ) -> argparse.Namespace:
-    """Reads the command line of a node; exits with 2 and one line where it is wrong."""
+    """Reads the command line of a node; exits with 2 and one line where it is wrong.
+
+    ``add_own`` adds the flags that only this kind of node has.
+    """
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -175,6 +179,7 @@ def parse_node_args(
     operation.add_argument(
         "--log-level", choices=["debug", "info", "warning", "error"], default="info", help="default: %(default)s"
     )
+    add_own(parser)
     args = parser.parse_args(argv)
     args.cluster_key = cluster_key(args.cluster_key, os.environ)
     return args

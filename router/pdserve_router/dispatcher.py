@@ -256,7 +256,8 @@ class Dispatcher:
             self._pairs[pair] = difference is None
             if difference is not None:
                 log.error("%s and %s are not paired: %s", prefill.name, decode.name, difference)
-        return self._pairs[pair]
+        link = prefill.load.links.get(decode.info.identity.boot_id, "") if prefill.load else ""
+        return self._pairs[pair] and not link.startswith("refused")
 
 
 def _pick(policy: Policy, nodes: Sequence[Node]) -> Node:

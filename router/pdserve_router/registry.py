@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Protocol
 
 from pdserve_protocol.client import EngineCoreClient
 from pdserve_protocol.codec import PROTOCOL_VERSION
-from pdserve_protocol.errors import ProtocolError, VersionMismatch
+from pdserve_protocol.errors import NodeUnreachable, ProtocolError, VersionMismatch
+from pdserve_protocol.handoff import Meet
 from pdserve_protocol.node import GetTokenizer, TokenizerFiles, mismatch
+from pdserve_protocol.requests import SendTo
 from pdserve_text.errors import TextError
 
 from pdserve_router.errors import ModelNotFound, NotReady
@@ -67,6 +69,14 @@ class Node:
     @property
     def boot_id(self) -> str | None:
         return self.client.info.identity.boot_id if self.client.info else None
+
+    @property
+    def send_to(self) -> SendTo | None:
+        """Where its peers find it: as its operator said, else where the router found it."""
+        if self.info is None:
+            return None
+        host = self.info.advertise_host or self.client.address.host
+        return SendTo(host=host, port=self.info.port, boot_id=self.info.identity.boot_id)
 
     @property
     def usable(self) -> bool:
@@ -207,8 +217,23 @@ class NodeRegistry:
             )
             self._arrived.append(node)
         self._judge()
+        self._introduce()
         if self._listener is not None:
             self._listener.on_change(node)
+
+    def _introduce(self) -> None:
+        """Tell the nodes of each name who works with them, so that their links are up before a request needs them."""
+        for node in self._arrived:
+            if node.info is None or not node.usable:
+                continue
+            name, role = node.info.served_model_name, node.role
+            others = [n for n in self._arrived if n.role != role and n.usable]
+            peers = [n.send_to for n in others if n.send_to and n.info and n.info.served_model_name == name]
+            try:
+                if peers:
+                    node.client.send(Meet(peers=peers))
+            except NodeUnreachable:
+                log.info("%s node %s has gone before it could be told of its peers", node.role, node.name)
 
     def _judge(self) -> None:
         """Decide again who is refused. The first usable node of a name says which model and tokenizer it means."""
@@ -266,7 +291,7 @@ class NodeRegistry:
             return False
         loop = asyncio.get_running_loop()
         try:
-            self._texts[tokenizer_id] = await loop.run_in_executor(None, TextModel.from_files, files.files)
+            self._texts[tokenizer_id] = await loop.run_in_executor(None, TextModel, files.files)
         except TextError as error:
             # The same files would fail in the same way.
             self._unusable[tokenizer_id] = error

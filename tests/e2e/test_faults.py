@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pdserve_protocol.door import Address
-from pdserve_protocol.timing import STOPPED_S
+from pdserve_protocol.timing import NO_PROGRESS_S
 from support.clients import Stream, greedy, prompt_of
 from support.cluster import Cluster, Process, node_status, port_of, wait_for
 from support.models import tiny_model
@@ -262,7 +262,7 @@ def test_a_router_that_is_gone(pair: Cluster, number: signal.Signals) -> None:
     try:
         # The held writes never end: also for these there is a bound, on the two nodes alone.
         wait_for(lambda: all(num_requests(node) == 0 for node in nodes), WITHIN_S, "no request is left")
-        wait_for(pair.is_idle, STOPPED_S + WITHIN_S, "no block is left", lambda: str(pair.statuses()))
+        wait_for(pair.is_idle, NO_PROGRESS_S + WITHIN_S, "no block is left", lambda: str(pair.statuses()))
     finally:
         gate.touch()
         if number == signal.SIGSTOP:

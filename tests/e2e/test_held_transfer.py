@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
-from pdserve_protocol.timing import STOPPED_S
+from pdserve_protocol.timing import NO_PROGRESS_S
 from support.clients import Stream, greedy, prompt_of
 from support.cluster import Cluster, port_of, wait_for
 from support.models import tiny_model
@@ -114,7 +114,7 @@ def test_writes_that_never_end_are_given_up(cluster: Cluster, gate: Path) -> Non
         with Stream(cluster.port, greedy(prompt_of(300 + seed, 100), 8)) as stream:
             stream.wait_begun()
     wait_for(
-        cluster.is_idle, STOPPED_S + 4, "all blocks are back though no write has ended", lambda: str(loads(cluster))
+        cluster.is_idle, NO_PROGRESS_S + 4, "all blocks are back though no write has ended", lambda: str(loads(cluster))
     )
     gate.touch()
     answer = cluster.complete(**greedy(prompt_of(5, 100), 8, cache_salt="cold"))
@@ -184,5 +184,5 @@ def test_requests_that_take_too_long(cluster: Cluster, gate: Path) -> None:
             assert stream.error["type"] == "timeout_error"
             assert not stream.done
     wait_for(
-        cluster.is_idle, STOPPED_S + 4, "all blocks are back though no write has ended", lambda: str(loads(cluster))
+        cluster.is_idle, NO_PROGRESS_S + 4, "all blocks are back though no write has ended", lambda: str(loads(cluster))
     )

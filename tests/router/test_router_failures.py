@@ -201,6 +201,17 @@ def test_nodes_whose_layouts_differ_are_not_paired() -> None:
     uvloop.run(main())
 
 
+def test_nodes_are_told_of_one_another() -> None:
+    async def main() -> None:
+        async with router_cluster(pair([70, 71])) as c, asyncio.timeout(DEADLINE_S):
+            prefill, decode = c.prefill[0], c.decode[0]
+            for node, other in ((prefill, decode), (decode, prefill)):
+                (peer,) = (await node.met.get()).peers
+                assert (peer.port, peer.boot_id) == (int(other.address.rpartition(":")[2]), other.boot_id)
+
+    uvloop.run(main())
+
+
 @pytest.mark.parametrize(("field", "value"), [("tokenizer_id", "tokenizer-2"), ("model_id", "model-2")])
 def test_a_name_means_what_its_first_node_serves_until_that_has_gone(field: str, value: str) -> None:
     async def main() -> None:

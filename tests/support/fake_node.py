@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import zmq
 import zmq.asyncio
 from pdserve_protocol.codec import PROTOCOL_VERSION, Decoder, Message, encode
+from pdserve_protocol.handoff import Meet
 from pdserve_protocol.node import (
     GetTokenizer,
     Hello,
@@ -40,7 +41,7 @@ from pdserve_protocol.requests import AbortRequests, AddRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-RouterSays = Hello | Ping | GetTokenizer | AddRequest | AbortRequests
+RouterSays = Hello | Ping | GetTokenizer | AddRequest | AbortRequests | Meet
 LAYOUT = KVLayout(block_size=16, num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=4096)
 PREFILL_PROOF = PrefillProof(queue_s=0.001, prefill_s=0.02, cached_tokens=2, computed_tokens=3)
 TRANSFER_PROOF = TransferProof(
@@ -92,6 +93,7 @@ class FakeNode:
         self.mute = False
         self.gives_tokenizer = tokenizer_id
         self.tokenizers_given: asyncio.Queue[str] = asyncio.Queue()
+        self.met: asyncio.Queue[Meet] = asyncio.Queue()
         self.requests: asyncio.Queue[AddRequest] = asyncio.Queue()
         self.aborted: asyncio.Queue[str] = asyncio.Queue()
         self.on_request: Callable[[AddRequest], None] = self.answer
@@ -232,6 +234,8 @@ class FakeNode:
                     self.requests.put_nowait(request)
                     if not self.manual:
                         self.on_request(request)
+                case Meet() as meet:
+                    self.met.put_nowait(meet)
                 case AbortRequests(ids=ids):
                     for request_id in ids:
                         self.aborted.put_nowait(request_id)

@@ -38,6 +38,18 @@ examples:
   pdserve bench router
   pdserve bench router --concurrency 16 --step-ms 20 --json router.json
 """
+_KV = """\
+Writes KV blocks from one process into another's landing region, through connectors by themselves and through the mover
+of a node, beside NIXL moving one contiguous buffer, one raw socket stream and memcpy in the same run. By default the
+KV of a 512-token prompt of SmolLM2, as one write.
+"""
+_KV_EPILOG = """\
+on two hosts: the same command with --connect HOST here, and there: pdserve bench kv --listen HOST
+
+examples:
+  pdserve bench kv
+  pdserve bench kv --connectors tcp --blocks 1 8 32 128 --csv kv.csv --plot kv.png
+"""
 
 
 def add_bench(commands: Any) -> None:
@@ -47,6 +59,7 @@ def add_bench(commands: Any) -> None:
     _add_serve(benchmarks)
     _add_kernels(benchmarks)
     _add_router(benchmarks)
+    _add_kv(benchmarks)
 
 
 def _add_serve(benchmarks: Any) -> None:
@@ -168,6 +181,40 @@ def _add_router(benchmarks: Any) -> None:
     add("--step-ms", type=float, default=20.0, metavar="MS", help="of the paced nodes (default: %(default)g)")
     add("--seconds", type=float, default=5.0, metavar="S", help="of each load (default: %(default)g)")
     _add_label_and_json(router)
+
+
+def _add_kv(benchmarks: Any) -> None:
+    kv = _sub(
+        benchmarks, "kv", "KV blocks between two processes, beside raw NIXL, a socket and memcpy", _KV, _KV_EPILOG
+    )
+    add = kv.add_argument
+    add(
+        "--connectors",
+        nargs="+",
+        default=["nixl", "nixl/tcp", "tcp"],
+        metavar="NAME",
+        help="nixl/tcp is NIXL with UCX_TLS=tcp (default: nixl nixl/tcp tcp)",
+    )
+    add("--block-bytes", type=int, nargs="+", default=[368_640], metavar="N", help="default: 368640")
+    add("--blocks", type=int, nargs="+", default=[32], metavar="N", help="of one write (default: 32)")
+    add("--concurrency", type=int, nargs="+", default=[1], metavar="N", help="writes at a time (default: 1)")
+    add(
+        "--wire-dtypes",
+        nargs="+",
+        choices=["auto", "int8", "fp8"],
+        default=["auto"],
+        metavar="DTYPE",
+        help="auto, int8, fp8: how numbers travel through the mover (default: auto, as they are)",
+    )
+    add("--repetitions", type=int, default=30, metavar="N", help="default: %(default)s")
+    hosts = kv.add_mutually_exclusive_group()
+    hosts.add_argument("--listen", metavar="HOST[:PORT]", help="receives for runs on other hosts, port 7003")
+    hosts.add_argument("--connect", metavar="HOST[:PORT]", help="another host that listens")
+    add("--cluster-key", help="of both hosts (default: $PDSERVE_CLUSTER_KEY)")
+    add("--insecure", action="store_true", help="listen off loopback without a cluster key")
+    add("--mooncake", type=Path, metavar="PYTHON", help="an interpreter with Mooncake's transfer engine, to compare")
+    add("--csv", type=Path, metavar="FILE", help="writes the result as CSV")
+    _add_outputs(kv)
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,11 @@ def run_bench(args: argparse.Namespace, *, console: Console, log: Console) -> in
         from pdserve_bench.router.run import bench_router
 
         return bench_router(router_options(args), console=console, log=log)
+    if args.benchmark == "kv":
+        from pdserve_bench.kv.options import kv_options
+        from pdserve_bench.kv.run import bench_kv
+
+        return bench_kv(kv_options(args), console=console, log=log)
     from pdserve_bench.kernels.options import kernels_options
     from pdserve_bench.kernels.run import bench_kernels
 

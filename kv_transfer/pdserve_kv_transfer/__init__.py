@@ -1,8 +1,8 @@
 """Moves KV blocks between two processes, so that nothing is used that was not verified.
 
 Owns the Sender and Receiver state machines, the two ends of a link, the landing zone, the connector contract and the
-connectors, the conversion between unlike caches, and the thread that moves bytes. Knows nothing of requests, schedulers, models or
-sockets.
+connectors, the conversion between unlike caches, and the thread that moves bytes. Knows nothing of requests, schedulers
+or models.
 
     effects.py         what the state machines ask for, as values
     deadlines.py       how long they wait

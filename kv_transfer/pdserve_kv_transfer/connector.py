@@ -31,7 +31,7 @@ class SourceConnector(Protocol):
         ...
 
     def write(self, peer: str, pieces: Sequence[tuple[int, int]]) -> int:
-        """Starts writing blocks into slots, (block, slot) each, and returns a handle for ``poll``.
+        """Starts writing blocks into slots, (block, slot) each, at least one, and returns a handle for ``poll``.
 
         The blocks must not change until the handle has ended. Runs of neighbours travel as one piece.
 

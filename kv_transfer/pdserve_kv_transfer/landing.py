@@ -23,6 +23,9 @@ class LandingZone:
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         # Shared memory, mmap's default, would keep its pages when it is abandoned.
         self._map = mmap.mmap(-1, num_slots * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            # The kernel pins the pages for every write from another process: large ones are 512 times fewer.
+            self._map.madvise(mmap.MADV_HUGEPAGE)
         self.memory_SB: npt.NDArray[np.uint8] = np.frombuffer(
             self._map, dtype=np.uint8, count=num_slots * block_bytes
         ).reshape(num_slots, block_bytes)

@@ -48,6 +48,8 @@ DEFAULT_REGION_BYTES = 64 << 20
 MIN_SLOTS = 4
 POLL_MIN_S = 20e-6
 POLL_MAX_S = 1e-3
+POLL_SHARE = 1 / 16
+"""Of the time since something happened: how long the next pause is. An end is noticed so much later at most."""
 PREPARE_S = 30.0
 CLOSE_S = 5.0
 
@@ -180,15 +182,15 @@ class Mover:
         """One command, then one look at each write under way, with longer pauses the longer nothing happens."""
         command = self._commands.get()
         command()
-        pause_s = POLL_MIN_S
+        quiet_since = time.perf_counter()
         while self._flights and not self._closing:
             if self._poll_flights():
-                pause_s = POLL_MIN_S
+                quiet_since = time.perf_counter()
                 continue
+            pause_s = (time.perf_counter() - quiet_since) * POLL_SHARE
             try:
-                command = self._commands.get(timeout=pause_s)
+                command = self._commands.get(timeout=min(max(pause_s, POLL_MIN_S), POLL_MAX_S))
             except queue.Empty:
-                pause_s = min(2 * pause_s, POLL_MAX_S)
                 continue
             command()
 

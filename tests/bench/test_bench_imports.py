@@ -26,6 +26,10 @@ FLAGS = {
         "--label",
         "--json",
     },
+    "kv": {
+        *("--connectors", "--block-bytes", "--blocks", "--concurrency", "--wire-dtypes", "--repetitions", "--listen"),
+        *("--connect", "--cluster-key", "--insecure", "--mooncake", "--csv", "--label", "--json", "--plot"),
+    },
     "kernels": {
         *("--model", "--dtype", "--backend", "--baseline", "--threads", "--batch-sizes", "--context"),
         *("--prefill-lens", "--repetitions", "--label", "--json", "--plot"),

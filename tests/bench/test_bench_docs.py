@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,13 @@ LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.D
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_command_exists(line: str) -> None:
-    words = shlex.split(line.replace("$ROUTER", "1"))
+    words = shlex.split(line.replace("$ROUTER", "1"), comments=True)
+    if "-m" in words:
+        assert find_spec(words[words.index("-m") + 1]) is not None
+        return
+    if words[0] == "make":
+        assert re.search(rf"^{words[1]}:", (PAGE.parent.parent / "Makefile").read_text(), re.MULTILINE)
+        return
     assert parse_command(words[words.index("pdserve") :]) is not None
 
 

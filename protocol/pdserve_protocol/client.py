@@ -31,7 +31,7 @@ from pdserve_protocol.node import (
     ResetPrefixCache,
     TokenizerFiles,
 )
-from pdserve_protocol.outputs import Outputs
+from pdserve_protocol.outputs import Outputs, RequestOutput
 from pdserve_protocol.timing import CONNECT_S, DEAD_AFTER_S, PING_INTERVAL_S
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LAST_WORDS_MS = 200
+_MESSAGES_A_TURN = 16
 
 NodeSays = NodeInfo | NodeLoad | Outputs | TokenizerFiles | NodeStatus | PrefixCacheReset
 _REPLY: dict[type[Message], type[Message]] = {
@@ -67,11 +68,11 @@ class EngineCoreClient:
         address: Address,
         *,
         cluster_key: str | None = None,
-        on_outputs: Callable[[EngineCoreClient, Outputs], None] = _ignore,
+        on_outputs: Callable[[EngineCoreClient, list[RequestOutput]], None] = _ignore,
         on_change: Callable[[EngineCoreClient], None] = _ignore,
     ) -> None:
         """Args:
-        on_outputs: called with each Outputs message, in order.
+        on_outputs: called with outputs in order, those of several messages that have come meanwhile at once.
         on_change: called when ``info`` has changed: there, gone, or another boot.
         """
         self.address = address
@@ -160,19 +161,45 @@ class EngineCoreClient:
             asyncio.get_running_loop().call_soon(self._on_event)
 
     def _on_event(self) -> None:
-        """Something has happened at the socket: takes all messages that are there."""
+        """Something has happened at the socket: takes the messages that are there, and leaves others their turn."""
+        if self._receive():
+            asyncio.get_running_loop().call_soon(self._on_event)
+
+    def _receive(self) -> bool:
+        """Takes some messages; whether there may be more."""
+        outputs: list[RequestOutput] = []
+        for _ in range(_MESSAGES_A_TURN):
+            message = self._next_message()
+            if isinstance(message, Outputs):
+                outputs += message.outputs
+                continue
+            self._hand_on(outputs)
+            if message is None:
+                return False
+            outputs = []
+            self._on_message(message)
+        self._hand_on(outputs)
+        return True
+
+    def _next_message(self) -> NodeSays | None:
+        """None where there is none."""
         while self._context is not None:
             try:
                 data = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                break
+                return None
+            self._last_heard = time.monotonic()
             try:
-                message = self._decoder.decode(data)
+                message: NodeSays = self._decoder.decode(data)
             except BadMessage as error:
                 log.warning("%s sent %s", self.address, error)
                 continue
-            self._last_heard = time.monotonic()
-            self._on_message(message)
+            return message
+        return None
+
+    def _hand_on(self, outputs: list[RequestOutput]) -> None:
+        if outputs:
+            self._on_outputs(self, outputs)
 
     def _on_connection(self) -> None:
         """A connection is made, or has broken; ZMQ makes another one by itself."""
@@ -191,15 +218,14 @@ class EngineCoreClient:
     def _on_broken(self) -> None:
         self._connected = False
         # What the node said before it went is here already.
-        self._on_event()
+        while self._receive():
+            pass
         if self.info is not None:
             log.warning("the connection to %s is broken", self.address)
             self._set_info(None)
 
     def _on_message(self, message: NodeSays) -> None:
         match message:
-            case Outputs():
-                self._on_outputs(self, message)
             case NodeLoad():
                 self._on_load(message)
             case NodeInfo():

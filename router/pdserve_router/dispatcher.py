@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pdserve_protocol.errors import NodeUnreachable
 from pdserve_protocol.node import mismatch
@@ -22,7 +22,7 @@ from pdserve_router.policy import RoundRobin
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pdserve_protocol.outputs import Outputs, RequestOutput
+    from pdserve_protocol.outputs import RequestOutput
     from pdserve_protocol.sampling import SamplingParams
 
     from pdserve_router.metrics import RouterMetrics
@@ -33,6 +33,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _MAX_REMEMBERED_PAIRS = 4096
+
+
+class Listener(Protocol):
+    """Takes care of what nodes say while its task waits, so that no task is woken for every token."""
+
+    def take(self) -> bool:
+        """There is something to ``poll``. True ends the task's wait; so does what this raises, in the task."""
+        ...
+
+    def flush(self) -> None:
+        """Everything that came at the same time has been taken, by all listeners."""
+        ...
 
 
 class Attempt:
@@ -53,21 +65,35 @@ class Attempt:
         self._inbox: deque[tuple[Half, RequestOutput | NodeLost]] = deque()
         self._verdict: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Listener | None = None
 
     def deliver(self, half: Half, item: RequestOutput | NodeLost) -> None:
-        """An output of a half, or that there will be none. Never blocks."""
+        """An output of a half, or that there will be none. Never blocks; ``announce`` says that it is there."""
         self._inbox.append((half, item))
-        self._wake()
+
+    def announce(self) -> None:
+        """Tell whoever waits. Never blocks."""
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if self._listener is None:
+            waiter.set_result(None)
+            return
+        try:
+            if self._listener.take():
+                waiter.set_result(None)
+        except Exception as error:  # whatever it is, it is this request's and not its neighbours'
+            waiter.set_exception(error)
+
+    def flush(self) -> None:
+        if self._listener is not None:
+            self._listener.flush()
 
     def fail(self, error: RouterError) -> None:
         """End the attempt with ``error``, whatever its nodes say."""
         self._verdict = error
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def poll(self) -> Progress | None:
         """The next tokens, or the end; None where ``wait`` is what there is to do.
@@ -88,11 +114,16 @@ class Attempt:
                 return progress
         return None
 
-    async def wait(self) -> None:
-        """Until a node has said something. The caller sets the deadline."""
-        if not self._inbox and self._verdict is None:
-            self._waiter = asyncio.get_running_loop().create_future()
+    async def wait(self, listener: Listener | None = None) -> None:
+        """Until a node has said something, or until ``listener`` needs its task. The caller sets the deadline."""
+        if self._inbox or self._verdict is not None:
+            return
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._listener = listener
+        try:
             await self._waiter
+        finally:
+            self._listener = None
 
     def node_name(self, half: Half) -> str | None:
         return self.nodes[half].name if half in self.nodes else None
@@ -200,13 +231,19 @@ class Dispatcher:
         for attempt in list(self._live.values()):
             attempt.fail(error)
 
-    def on_outputs(self, node: Node, outputs: Outputs) -> None:
-        live = self._live
-        for output in outputs.outputs:
+    def on_outputs(self, node: Node, outputs: Sequence[RequestOutput]) -> None:
+        live, spoken_of = self._live, {}
+        for output in outputs:
             attempt = live.get(output.id)
             if attempt is not None:
                 half = Half.PREFILL if attempt.nodes.get(Half.PREFILL) is node else Half.DECODE
                 attempt.deliver(half, output)
+                spoken_of[output.id] = attempt
+        for attempt in spoken_of.values():
+            attempt.announce()
+        # Clients' sockets are written to in one go: each write alone would wake whoever reads it.
+        for attempt in spoken_of.values():
+            attempt.flush()
 
     def on_change(self, node: Node) -> None:
         for attempt in list(self._live.values()):
@@ -214,6 +251,8 @@ class Dispatcher:
                 if user is node and attempt.boot_ids[half] != node.boot_id:
                     self._owed_aborts[node.name][attempt.id] = attempt.boot_ids[half]
                     attempt.deliver(half, NodeLost(f"{half.value} node {node.name}"))
+                    attempt.announce()
+                    attempt.flush()
         if node.boot_id is not None:
             self._settle_aborts(node)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
 from pdserve_text.pieces import Content
 
 from pdserve_router.errors import NodeFailed
+from pdserve_router.event_stream import EventStream
 from pdserve_router.lifecycle import Half
 from pdserve_router.outcome import Outcome
 from pdserve_router.proof import build_proof
@@ -39,12 +41,7 @@ if TYPE_CHECKING:
     from pdserve_router.validate import GenerationRequest
 
 _LATE_PROOF_S = 0.1
-_MAX_CHUNKS_A_WRITE = 64
-_SSE_HEADERS = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",
-}
+_MAX_CHUNKS_A_TURN = 64
 
 
 class ChoiceChunks(Protocol):
@@ -170,7 +167,7 @@ class Generation:
 
     Attributes:
         form: builds the answer.
-        response: the stream, once its headers are on their way.
+        events: where it goes, if it is a stream.
     """
 
     def __init__(self, request: GenerationRequest, form: Form, choices: list[Choice], trace: RequestTrace) -> None:
@@ -178,8 +175,7 @@ class Generation:
         self.form = form
         self.choices = choices
         self.trace = trace
-        self.response: web.StreamResponse | None = None
-        self._opening = asyncio.Lock()
+        self.events: EventStream | None = None
 
     async def plain(self) -> web.Response:
         """The answer in one piece."""
@@ -190,82 +186,50 @@ class Generation:
 
     async def stream(self, http: web.Request) -> web.StreamResponse:
         """The answer as it comes. It has begun, with status 200, when the first token of any choice is in."""
-        reasons = await _together([self._stream(choice, http) for choice in self.choices])
-        response = await self._open(http)
-        await response.write(self.form.end(self._usage()))
-        await response.write_eof()
+        self.events = events = EventStream(http)
+        reasons = await _together([self._stream(choice, events) for choice in self.choices])
+        events.put(self.form.end(self._usage()))
+        response = await events.end()
         self._ended(reasons[0])
         return response
 
     async def _plain(self, choice: Choice) -> Outcome:
         attempt = await choice.begin()
         outcome = Outcome(choice.index, [Content(choice.prompt.echo)] if choice.prompt.echo else [])
-        while True:
-            progress = attempt.poll()
-            if progress is None:
-                await attempt.wait()
-                continue
-            delta = self._process(choice, progress)
+
+        def show(delta: Delta) -> None:
             outcome.pieces.extend(choice.pieces(delta))
             outcome.entries.extend(delta.entries)
-            if delta.reason is not None:
-                await _hear_both(attempt)
-                outcome.reason, outcome.proof = choice.reason(delta), proof_of(attempt)
-                return outcome
 
-    async def _stream(self, choice: Choice, http: web.Request) -> AnswerReason:
+        end = await _Listening(attempt, partial(self._process, choice), show).until_end()
+        outcome.reason, outcome.proof = choice.reason(end), proof_of(attempt)
+        return outcome
+
+    async def _stream(self, choice: Choice, events: EventStream) -> AnswerReason:
         attempt = await choice.begin()
-        request = self._request
-        chunks = self.form.chunks(choice.index)
+        request, chunks = self._request, self.form.chunks(choice.index)
         usage = usage_field(None) if request.include_usage else b""
-        held: list[bytes] = []
-        opened = False
-        while True:
-            progress = attempt.poll()
-            if progress is None or len(held) >= _MAX_CHUNKS_A_WRITE:
-                await self._write(held)
-            if progress is None:
-                await attempt.wait()
-                continue
-            delta = self._process(choice, progress)
+        is_first = True
+
+        def show(delta: Delta) -> None:
+            nonlocal usage, is_first
             if request.continuous_usage:
                 usage = usage_field(choice.usage())
-            if not opened:
-                opened = True
-                await self._open(http)
-                held.append(chunks.first(usage))
+            if is_first:
+                is_first = False
+                events.put(chunks.first(usage))
                 if choice.prompt.echo:
-                    held.append(chunks.text(choice.prompt.echo, (), usage))
+                    events.put(chunks.text(choice.prompt.echo, (), usage))
             if choice.is_parsed:
-                held.append(chunks.pieces(choice.pieces(delta), delta.entries, usage))
+                events.put(chunks.pieces(choice.pieces(delta), delta.entries, usage))
             elif delta.text or delta.entries:
-                held.append(chunks.text(delta.text, delta.entries, usage))
-            if delta.reason is not None:
-                await _hear_both(attempt)
-                reason = choice.reason(delta)
-                held.append(chunks.last(reason, usage, proof_of(attempt)))
-                await self._write(held)
-                return reason
+                events.put(chunks.text(delta.text, delta.entries, usage))
 
-    async def _open(self, http: web.Request) -> web.StreamResponse:
-        async with self._opening:
-            if self.response is None:
-                self.response = web.StreamResponse(headers=_SSE_HEADERS)
-                await self.response.prepare(http)
-                self.trace.status = self.response.status
-            return self.response
-
-    async def _write(self, held: list[bytes]) -> None:
-        """Hand over what is held, and wait while the client is behind. A large backlog leaves others their turn."""
-        if not held or self.response is None:
-            return
-        chunk = held[0] if len(held) == 1 else b"".join(held)
-        behind = len(held) >= _MAX_CHUNKS_A_WRITE
-        held.clear()
-        if chunk:
-            await self.response.write(chunk)
-        if behind:
-            await asyncio.sleep(0)
+        end = await _Listening(attempt, partial(self._process, choice), show, events).until_end()
+        reason = choice.reason(end)
+        events.put(chunks.last(reason, usage, proof_of(attempt)))
+        events.flush()
+        return reason
 
     def _process(self, choice: Choice, progress: Progress) -> Delta:
         before = choice.processor.num_tokens
@@ -284,6 +248,59 @@ class Generation:
 
     def _ended(self, reason: AnswerReason) -> None:
         self.trace.status, self.trace.end = 200, reason
+
+
+class _Listening:
+    """Takes what the nodes say of one choice, as it comes: a Listener.
+
+    Args:
+        process: makes text of tokens.
+        show: gets every text, the last one as well.
+        events: where ``show`` puts it, if it is streamed.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        process: Callable[[Progress], Delta],
+        show: Callable[[Delta], None],
+        events: EventStream | None = None,
+    ) -> None:
+        self._attempt = attempt
+        self._process = process
+        self._show = show
+        self._events = events
+        self._end: Delta | None = None
+
+    async def until_end(self) -> Delta:
+        """The last text, when it has been shown."""
+        while self._end is None:
+            if not self.take():
+                self.flush()
+                await self._attempt.wait(self)
+            elif self._events is not None:
+                await self._events.catch_up()
+            else:
+                # A large backlog leaves others their turn.
+                await asyncio.sleep(0)
+        await _hear_both(self._attempt)
+        return self._end
+
+    def take(self) -> bool:
+        for _ in range(_MAX_CHUNKS_A_TURN):
+            progress = self._attempt.poll()
+            if progress is None:
+                return self._events is not None and self._events.needs_task
+            delta = self._process(progress)
+            self._show(delta)
+            if delta.reason is not None:
+                self._end = delta
+                break
+        return True
+
+    def flush(self) -> None:
+        if self._events is not None:
+            self._events.flush()
 
 
 def proof_of(attempt: Attempt) -> Proof:

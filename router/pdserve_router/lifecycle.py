@@ -26,6 +26,9 @@ class Half(Enum):
     PREFILL = "prefill"
     DECODE = "decode"
 
+    # Members are singletons. Enum's own hash runs Python code, and every token looks its half up.
+    __hash__ = object.__hash__
+
 
 @dataclass(slots=True)
 class Progress:
@@ -76,6 +79,9 @@ class AttemptLife:
         """
         if half not in self.open_halves:
             return _NOTHING
+        if output.end is None and output.prefill is None and output.transfer is None and self._finished is None:
+            # Most outputs are tokens and nothing else.
+            return _NOTHING if self.ended else self._take(half, output)
         if output.prefill is not None:
             self.prefill_proofs[half] = output.prefill
         if output.transfer is not None:
@@ -84,11 +90,7 @@ class AttemptLife:
             self.open_halves.discard(half)
         if self.ended:
             return _NOTHING
-        progress = _NOTHING
-        if output.token_ids:
-            if half is Half.DECODE:
-                self._decode_speaks = True
-            progress = self._take(output)
+        progress = self._take(half, output)
         if output.end is not None:
             self._on_end(half, output)
         if self._finished is not None and self._total is not None and self._next >= self._total:
@@ -116,8 +118,12 @@ class AttemptLife:
         """The router itself ends the attempt: a stop string, a client that has gone, a deadline."""
         self.ended = True
 
-    def _take(self, output: RequestOutput) -> Progress:
+    def _take(self, half: Half, output: RequestOutput) -> Progress:
         ids, logprobs, position = output.token_ids, output.logprobs, output.position
+        if not ids:
+            return _NOTHING
+        if half is Half.DECODE:
+            self._decode_speaks = True
         if position == self._next and not self._early:
             self._next += len(ids)
             return Progress(ids, logprobs or [])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pdserve_router.proof import Proof
 
@@ -42,13 +46,35 @@ _SPLIT = {
 }
 
 
+class TokenHistogram(Collector):
+    """A histogram that is observed for every token: without the library's locks, since one thread does it all."""
+
+    def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
+        self._name, self._text, self._bounds = name, text, buckets
+        self._counts = [0] * (len(buckets) + 1)
+        self._sum = 0.0
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """``count`` times the same value."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterable[HistogramMetricFamily]:
+        names = [*map(str, self._bounds), "+Inf"]
+        buckets = list(zip(names, map(float, accumulate(self._counts)), strict=True))
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
 class RouterMetrics:
     """All metrics, by what they measure. Names begin with ``pdserve_router_``."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
         self.ttft = self._seconds("time_to_first_token", "Arrival of a request to its first token")
-        self.itl = self._histogram("inter_token_latency_seconds", "Time between two tokens of a request", _ITL_SECONDS)
+        self.itl = TokenHistogram(
+            "pdserve_router_inter_token_latency_seconds", "Time between two tokens of a request", _ITL_SECONDS
+        )
+        self._registry.register(self.itl)
         self.e2e = self._seconds("request", "Arrival of a request to its end")
         self._split = {name: self._seconds(name, text) for name, text in _SPLIT.items()}
         self.prompt_tokens = self._counter(

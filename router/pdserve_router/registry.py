@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from pdserve_protocol.door import Address
     from pdserve_protocol.node import NodeInfo, NodeLoad, Role
-    from pdserve_protocol.outputs import Outputs
+    from pdserve_protocol.outputs import RequestOutput
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ _TOKENIZER_RETRY_S = 1.0
 class NodeListener(Protocol):
     """Who works with the nodes' answers. Both are called on the event loop and must not block."""
 
-    def on_outputs(self, node: Node, outputs: Outputs) -> None: ...
+    def on_outputs(self, node: Node, outputs: Sequence[RequestOutput]) -> None: ...
 
     def on_change(self, node: Node) -> None:
         """The node came up, died, or is another process than before."""
@@ -195,7 +195,7 @@ class NodeRegistry:
             text=text,
         )
 
-    def _on_outputs(self, client: EngineCoreClient, outputs: Outputs) -> None:
+    def _on_outputs(self, client: EngineCoreClient, outputs: Sequence[RequestOutput]) -> None:
         if self._listener is not None:
             self._listener.on_outputs(self._by_client[client], outputs)
 

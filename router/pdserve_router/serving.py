@@ -204,18 +204,19 @@ class Serving:
         self, http: web.Request, run: Generation | None, error: RouterError, cause: BaseException | None
     ) -> web.StreamResponse:
         """Raise ``error`` where there can still be an HTTP error; else say it in the stream."""
-        if run is None or run.response is None:
+        events = run.events if run is not None else None
+        if run is None or events is None or events.response is None:
             raise error from cause
-        run.trace.end = error.code or "error"
+        run.trace.status, run.trace.end = events.response.status, error.code or "error"
         # The client may be what is stuck: its connection is closed when it does not take these last words in time.
         try:
             async with asyncio.timeout(_LAST_WORDS_S):
-                await run.response.write(run.form.failed(error))
-                await run.response.write_eof()
+                events.put(run.form.failed(error))
+                return await events.end()
         except (TimeoutError, ConnectionResetError):
             if http.transport is not None:
                 http.transport.abort()
-        return run.response
+        return events.response
 
 
 def _form(request: GenerationRequest, served: ServedModel) -> Form:

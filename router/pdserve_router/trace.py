@@ -46,8 +46,7 @@ class RequestTrace:
             self.num_output_tokens += 1
         if count > 0:
             gap = 0.0 if last is None else (now - last) / count
-            for _ in range(count):
-                self._metrics.itl.observe(gap)
+            self._metrics.itl.observe(gap, count)
             self.num_output_tokens += count
         self._last_tokens[choice] = now
 

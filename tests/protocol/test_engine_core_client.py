@@ -74,8 +74,8 @@ class Heard:
         self.positions: list[int] = []
         self.boots: asyncio.Queue[str | None] = asyncio.Queue()
 
-    def on_outputs(self, client: EngineCoreClient, outputs: Outputs) -> None:
-        self.positions += [output.position for output in outputs.outputs]
+    def on_outputs(self, client: EngineCoreClient, outputs: list[RequestOutput]) -> None:
+        self.positions += [output.position for output in outputs]
 
     def on_change(self, client: EngineCoreClient) -> None:
         self.boots.put_nowait(client.info.identity.boot_id if client.info else None)

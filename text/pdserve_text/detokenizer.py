@@ -9,7 +9,7 @@ import codecs
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from pdserve_text.tokenizer import Tokenizer
 
@@ -36,18 +36,26 @@ class IncrementalDetokenizer:
     ) -> None:
         table = tokenizer.table
         self._pieces = table.visible_pieces if skip_special_tokens else table.pieces
-        self._decode = _Utf8Decoder("replace").decode
+        self._decoder = _Utf8Decoder("replace")
+        self._holds_bytes = False
         self._strips_first_token = table.strip_first_token
         self._strip = table.strip
         self._at_start = table.trims and not any(map(self._piece, prompt_token_ids))
         if prompt_token_ids:
             self.push(prompt_token_ids[-_LONGEST_CHARACTER:])
 
-    def push(self, token_ids: Iterable[int]) -> str:
+    def push(self, token_ids: Sequence[int]) -> str:
         """Text that became complete with these tokens; ids without a token have none."""
-        if self._at_start:
-            return self._decode(b"".join(map(self._trimmed, token_ids)))
-        return self._decode(b"".join(map(self._piece, token_ids)))
+        to_bytes = self._trimmed if self._at_start else self._piece
+        data = to_bytes(token_ids[0]) if len(token_ids) == 1 else b"".join(map(to_bytes, token_ids))
+        if not self._holds_bytes:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._holds_bytes = self._decoder.getstate()[0] != b""
+        return text
 
     def _piece(self, token_id: int) -> bytes:
         return self._pieces[token_id] if 0 <= token_id < len(self._pieces) else b""

@@ -45,7 +45,7 @@ class RouterServer:
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config
-        text = TextModel.from_files(load_tokenizer_files(config.tokenizer)) if config.tokenizer else None
+        text = TextModel(load_tokenizer_files(config.tokenizer)) if config.tokenizer else None
         metrics = RouterMetrics()
         self._registry = NodeRegistry(
             prefill=config.prefill, decode=config.decode, cluster_key=config.cluster_key, text=text

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pdserve_text.output_parser import OutputParser
 from pdserve_text.reasoning import ReasoningParser, default_reasoning_parser
-from pdserve_text.tool_parsers import default_tool_parser, tool_parser
+from pdserve_text.tool_parsers import JsonListParser, default_tool_parser, tool_parser
 
 from pdserve_router.errors import NotSupported
 
@@ -41,6 +41,10 @@ class ParserChoice:
             NotSupported: it offers tools, and no parser is known.
         """
         if request.endpoint == "completion":
+            return RequestParsers(text.tokenizer)
+        if request.must_call:
+            return RequestParsers(text.tokenizer, None, JsonListParser, request.tools)
+        if request.grammar is not None:
             return RequestParsers(text.tokenizer)
         reasoning = default_reasoning_parser(text.chat_template) if self._reasoning == AUTO else self._reasoning
         tools: type[ToolParser] | None = None

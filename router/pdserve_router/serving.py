@@ -146,6 +146,8 @@ class Serving:
     async def _prepare(self, request: GenerationRequest, served: ServedModel, trace: RequestTrace) -> Generation:
         """Everything that can be refused is refused here; no node has heard of the request yet."""
         prompts = [await self._prompt(request, prompt, served) for prompt in request.prompts]
+        if request.grammar is not None:
+            await served.text.check_grammar(request.grammar, request.grammar_param)
         trace.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         parsers = self._parsers.of(request, served.text)
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from pdserve_text.chat_template import ChatTemplate
-from pdserve_text.errors import ChatTemplateError, NotUnicode, UnsupportedContent
+from pdserve_text.errors import BadGrammar, ChatTemplateError, NotUnicode, TokenizerFilesError, UnsupportedContent
+from pdserve_text.grammar import GrammarCompiler
 from pdserve_text.tokenizer import Tokenizer
 
-from pdserve_router.errors import BadRequest, ContextTooLong
+from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pdserve_protocol.sampling import Grammar
 
     from pdserve_router.messages import ChatPrompt
     from pdserve_router.validate import Prompt
@@ -24,16 +28,21 @@ _MESSAGE_CHARS = 64
 
 
 class TextModel:
-    """Immutable, and safe to use from several threads."""
+    """Immutable to the eye, and safe to use from several threads.
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
-        self.tokenizer = tokenizer
-        self._template = template
+    Args:
+        files: of a Hugging Face folder, by name.
 
-    @classmethod
-    def from_files(cls, files: Mapping[str, bytes]) -> TextModel:
-        """From the files of a Hugging Face folder by name; TokenizerFilesError where they do not make one."""
-        return cls(Tokenizer.from_files(files), ChatTemplate.from_files(files))
+    Raises:
+        TokenizerFilesError: they make no tokenizer.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self.tokenizer = Tokenizer.from_files(files)
+        self._template = ChatTemplate.from_files(files)
+        self._files = files
+        self._grammars: GrammarCompiler | None = None
+        self._making_grammars = Lock()
 
     @property
     def chat_template(self) -> str:
@@ -63,6 +72,22 @@ class TextModel:
         if size <= _INLINE_CHARS:
             return self._encode(prompt, limit, param, special)
         return await asyncio.get_running_loop().run_in_executor(None, self._encode, prompt, limit, param, special)
+
+    async def check_grammar(self, grammar: Grammar, param: str) -> None:
+        """Raises BadRequest where the grammar has a fault. Others go on while it is compiled."""
+        await asyncio.get_running_loop().run_in_executor(None, self._check_grammar, grammar, param)
+
+    def _check_grammar(self, grammar: Grammar, param: str) -> None:
+        try:
+            with self._making_grammars:
+                # Made when it is first needed: it takes a third of a second.
+                if self._grammars is None:
+                    self._grammars = GrammarCompiler(self._files, self.tokenizer.end_token_ids)
+            self._grammars.check(grammar.kind, grammar.source)
+        except TokenizerFilesError as error:
+            raise NotSupported(param, f"not with this model's tokenizer: {error}") from error
+        except BadGrammar as error:
+            raise BadRequest(f"'{param}': {error}", param) from error
 
     def _encode(self, prompt: str | ChatPrompt, limit: int, param: str, special: bool) -> list[int]:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from pdserve_protocol.sampling import SamplingParams
+from pdserve_protocol.sampling import Grammar, SamplingParams
 
 from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
 from pdserve_router.messages import ChatPrompt, chat_prompt, messages_of_items
@@ -37,6 +37,7 @@ from pdserve_router.openai_types import (
     Tool,
     body_decoder,
 )
+from pdserve_router.structure import RESPONSES_FORMAT, calls_grammar, wanted_grammar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +65,8 @@ class GenerationRequest:
         max_tokens_param: the field that ``max_tokens`` came from, for messages.
         logprobs: most probable tokens to report beside the chosen one; None reports nothing.
         tools: functions that the model may call, by name with the schema of the arguments; none where it may not.
+        must_call: the answer consists of calls, as a JSON list.
+        grammar: what the output must look like; ``grammar_param`` is the field that says so.
         original: the body of the responses endpoint, which its answer repeats.
     """
 
@@ -83,6 +86,9 @@ class GenerationRequest:
     echo: bool = False
     tools: dict[str, dict[str, Any]] = field(default_factory=dict)
     parallel_tool_calls: bool = True
+    must_call: bool = False
+    grammar: Grammar | None = None
+    grammar_param: str = ""
     body: GenerationBody = field(repr=False)
     original: ResponsesBody | None = field(default=None, repr=False)
 
@@ -150,12 +156,7 @@ def parse_responses(data: bytes) -> GenerationRequest:
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_response_format(body.text.format if body.text else None),
     )
-    try:
-        return _chat(chat, "responses", original=body)
-    except BadRequest as error:
-        if error.param == "response_format":
-            raise NotSupported("text.format", "only type 'text'") from error
-        raise
+    return _chat(chat, "responses", original=body)
 
 
 def sampling_params(
@@ -214,6 +215,7 @@ def sampling_params(
         ignore_eos=bool(body.ignore_eos),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         logprobs=request.logprobs,
+        grammar=request.grammar,
     )
 
 
@@ -273,7 +275,7 @@ def refuse_unbuilt(body: msgspec.Struct, not_built: Mapping[str, tuple[object, .
 def _chat(body: ChatBody, endpoint: Endpoint, original: ResponsesBody | None = None) -> GenerationRequest:
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("'top_logprobs' needs 'logprobs': true", "top_logprobs")
-    tools = _offered_tools(body)
+    tools, must_call = _offered_tools(body)
     prompt = chat_prompt(
         body.messages,
         tools=tools,
@@ -291,13 +293,17 @@ def _chat(body: ChatBody, endpoint: Endpoint, original: ResponsesBody | None = N
         max_tokens_param=newer_name if newer else "max_tokens",
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         tools={tool.function.name: tool.function.parameters or {} for tool in tools},
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        parallel_tool_calls=body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool),
+        must_call=must_call,
         original=original,
     )
 
 
-def _offered_tools(body: ChatBody) -> list[Tool]:
-    """The tools that the model is told of. With "none" it hears of none, so that it calls none."""
+def _offered_tools(body: ChatBody) -> tuple[list[Tool], tuple[str, ...]]:
+    """The tools that the model is told of, and those of which it must call one.
+
+    With "none" it hears of none, so that it calls none.
+    """
     tools, choice = body.tools or [], body.tool_choice
     names = [tool.function.name for tool in tools]
     if len(set(names)) < len(names):
@@ -305,15 +311,26 @@ def _offered_tools(body: ChatBody) -> list[Tool]:
     if choice in (None, "none", "auto"):
         if choice == "auto" and not tools:
             raise BadRequest("'tool_choice' needs 'tools'", "tool_choice")
-        return [] if choice == "none" else tools
+        return [] if choice == "none" else tools, ()
     if not tools:
         raise BadRequest("'tool_choice' needs 'tools'", "tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
+    if not isinstance(choice, NamedTool):
+        return tools, tuple(names)
+    if choice.function.name not in names:
         raise BadRequest(f"'tool_choice' names {choice.function.name!r}, which 'tools' has not", "tool_choice")
-    raise NotSupported("tool_choice", "only 'auto' and 'none'")
+    return tools, (choice.function.name,)
 
 
-def _checked(body: GenerationBody, *, prompts: list[Prompt], **rest: Any) -> GenerationRequest:
+def _checked(
+    body: GenerationBody,
+    *,
+    endpoint: Endpoint,
+    prompts: list[Prompt],
+    tools: dict[str, dict[str, Any]] | None = None,
+    parallel_tool_calls: bool = True,
+    must_call: tuple[str, ...] = (),
+    **rest: Any,
+) -> GenerationRequest:
     n = body.n or 1
     if body.best_of is not None and body.best_of != n:
         if body.best_of < n:
@@ -323,10 +340,18 @@ def _checked(body: GenerationBody, *, prompts: list[Prompt], **rest: Any) -> Gen
         raise BadRequest(f"'n' choices of each prompt are {len(prompts) * n}; at most {MAX_CHOICES} in all", "n")
     if body.stream_options is not None and not body.stream:
         raise BadRequest("'stream_options' is only allowed with 'stream': true", "stream_options")
-    _refuse_structure(body)
+    structure = wanted_grammar(body, RESPONSES_FORMAT if endpoint == "responses" else "response_format")
+    if must_call:
+        if structure is not None:
+            raise BadRequest(f"'tool_choice' asks for a call, and '{structure[0]}' for something else", "tool_choice")
+        functions = {name: (tools or {})[name] for name in must_call}
+        structure = "tools", calls_grammar(functions, parallel=parallel_tool_calls)
+    if structure is not None and body.ignore_eos:
+        raise BadRequest(f"'ignore_eos' cannot go with '{structure[0]}': what is complete ends", "ignore_eos")
     options = body.stream_options
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
     return GenerationRequest(
+        endpoint=endpoint,
         model=body.model,
         prompts=prompts,
         n=n,
@@ -336,17 +361,14 @@ def _checked(body: GenerationBody, *, prompts: list[Prompt], **rest: Any) -> Gen
         stop=tuple(dict.fromkeys(stop)),
         include_stop=bool(body.include_stop_str_in_output),
         skip_special_tokens=body.skip_special_tokens is not False,
+        tools=tools or {},
+        parallel_tool_calls=parallel_tool_calls,
+        must_call=bool(must_call),
+        grammar=structure[1] if structure is not None else None,
+        grammar_param=structure[0] if structure is not None else "",
         body=body,
         **rest,
     )
-
-
-def _refuse_structure(body: GenerationBody) -> None:
-    """Output that has to follow a schema is not built: typed, and refused by name."""
-    if body.response_format is not None and body.response_format.type != "text":
-        raise NotSupported("response_format", "only type 'text'")
-    if body.structured_outputs is not None:
-        raise NotSupported("structured_outputs")
 
 
 def _response_format(text: ResponseTextFormat | None) -> ResponseFormat | None:

@@ -41,6 +41,10 @@ def _of(path: str, field: str, *values: Any, param: str | None = None, **with_: 
         yield path, {field: value, **with_}, param or field
 
 
+def schema_format(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+
+
 def _cases() -> Iterator[Case]:
     # Numbers: too small, too large, huge, of another type.
     yield from _both("temperature", -0.1, 2.1, "hot", True, [], {}, HUGE)
@@ -69,9 +73,17 @@ def _cases() -> Iterator[Case]:
     yield from _both("model", 5, [], {})
     yield from _both("cache_salt", 5, "x" * 1025)
     yield from _both("user", 5, {})
+    # Structure.
+    yield from _both("response_format", {"type": "xml"}, {}, "json", 5, {"type": "json_schema"}, schema_format(None))
+    yield RESPONSES, {"text": {"format": {"type": "json_schema", "name": "s"}}}, "text.format.schema"
+    yield from _both("response_format", schema_format({"type": "objct"}), schema_format({"$ref": "#/nowhere"}))
+    yield from _both("response_format", schema_format({"type": "array", "uniqueItems": True}))
+    yield from _both("structured_outputs", {}, {"regex": 5}, 5, {"regex": "a", "choice": ["b"]}, {"regex": "a(b"})
+    yield from _both("structured_outputs", {"json": "{"}, {"json": '{"type": 5}'}, {"grammar": "start: missing"})
+    yield from _both("structured_outputs", {"choice": []}, {"choice": [""]}, {"choice": ["a"] * 1001}, {"choice": [5]})
+    yield from _both("structured_outputs", {"regex": "a"}, response_format={"type": "json_object"})
+    yield from _both("ignore_eos", True, structured_outputs={"regex": "a"})
     # Known, and not built.
-    yield from _both("response_format", {"type": "json_object"}, {"type": "xml"}, {}, "json", 5)
-    yield from _both("structured_outputs", {"regex": "a"}, {"regex": 5}, 5)
     yield from _both("guided_json", {})
     yield from _both("use_beam_search", True)
     yield from _both("prompt_logprobs", 1)
@@ -127,7 +139,9 @@ def _cases() -> Iterator[Case]:
         CHAT, "tools", [TOOL | {"function": {"name": "f", "parameters": 5}}], param="tools[0].function.parameters"
     )
     yield from _of(CHAT, "tool_choice", "auto", "required", "sometimes", 5)
-    yield from _of(CHAT, "tool_choice", "required", {"type": "function", "function": {"name": "f"}}, tools=[TOOL])
+    bad_tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "objct"}}}}}
+    yield from _of(CHAT, "tool_choice", "required", tools=[bad_tool], param="tools")
+    yield from _of(CHAT, "tool_choice", "required", tools=[TOOL], structured_outputs={"regex": "a"})
     yield from _of(CHAT, "tool_choice", {"type": "function", "function": {"name": "g"}}, tools=[TOOL])
     yield from _of(CHAT, "parallel_tool_calls", "x")
     # Responses.
@@ -150,7 +164,6 @@ def _cases() -> Iterator[Case]:
     yield from _of(RESPONSES, "temperature", 3, "x")
     yield from _of(RESPONSES, "tools", [{"type": "web_search"}], param="tools[0].type")
     yield from _of(RESPONSES, "tools", [{"type": "function", "name": "f"}])
-    yield from _of(RESPONSES, "text", {"format": {"type": "json_object"}}, param="text.format")
     yield from _of(RESPONSES, "metadata", {"x": 5}, 5)
     yield from _of(RESPONSES, "instructions", 5)
     # Tokens.

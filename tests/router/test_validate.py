@@ -81,9 +81,7 @@ def test_bad_values_are_refused_by_name(parse: Any, field: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("response_format", {"type": "json_object"}),
         ("prompt_logprobs", 1),
-        ("structured_outputs", {"regex": "a"}),
         ("guided_json", {}),
         ("use_beam_search", True),
         ("reasoning_effort", "low"),

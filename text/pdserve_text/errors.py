@@ -55,7 +55,7 @@ class NoChatTemplate(ChatTemplateError):
 
 
 class BadGrammar(TextError):
-    """The message is the library's, on one line."""
+    """The message is the library's, on one line, and the beginning of it where it is long."""
 
     def __init__(self, detail: str) -> None:
-        super().__init__(" ".join(detail.split()) or "the grammar is not valid")
+        super().__init__(" ".join(detail.split())[:300] or "the grammar is not valid")

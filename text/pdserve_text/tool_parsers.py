@@ -369,6 +369,18 @@ class MistralParser(_JsonParser):
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
 
 
+class JsonListParser(MistralParser):
+    """An answer that is nothing but a JSON list of calls, because a grammar left it no choice."""
+
+    marker = "["
+    needs_special_tokens = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._in_call = True
+        self._enter()
+
+
 class Qwen3CoderParser(ToolParser):
     """Arguments are text, whose types only the schema tells, so that each call's come in one piece."""
 

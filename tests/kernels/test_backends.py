@@ -236,5 +236,5 @@ def test_fingerprint_names_all_that_decides_bits():
 
 
 def test_unknown_backend_is_refused_by_name():
-    with pytest.raises(UnknownBackend, match=r"'cuda'.*auto, cpu, torch"):
+    with pytest.raises(UnknownBackend, match=r"'cuda'.*auto, cpu, flash_attn, torch"):
         select_backend("cuda")

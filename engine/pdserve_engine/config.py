@@ -8,9 +8,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pdserve_kernels.interface import Quantization
+
     from pdserve_engine.device import Device
 
 DType = Literal["bfloat16", "float32"]
+
+MIN_LOGITS_ROWS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +23,7 @@ class ModelConfig:
 
     path: Path
     dtype: DType = "bfloat16"
+    quantization: Quantization | None = None
     max_model_len: int | None = None
 
 
@@ -52,6 +57,13 @@ class SchedulerConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     decode_on_after_s: float = 0.3
+
+
+def max_logits_rows(max_num_seqs: int) -> int:
+    """Rows of logits in one step: one for each request, and enough that prompts whose log probabilities are wanted, a
+    row a token, do not come in tiny chunks.
+    """
+    return max(max_num_seqs, MIN_LOGITS_ROWS)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from pdserve_engine.errors import BadRequest, DoesNotFit, StepNotRun
 from pdserve_engine.request import Request
 from pdserve_engine.step_pace import StepPace
@@ -81,11 +83,15 @@ class EngineCore:
             BadRequest: a field has a value that the engine cannot work with, or the id is taken.
         """
         self._check(message)
+        sampling = message.sampling
+        if message.receive_from is not None:
+            # The node that computes the prompt reports them.
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         request = Request(
             request_id=message.id,
             prompt_token_ids=list(message.prompt_token_ids),
             output_token_ids=list(message.output_token_ids),
-            sampling=message.sampling,
+            sampling=sampling,
             choice=message.choice,
             cache_salt=message.cache_salt,
             hands_over=message.send_to is not None,
@@ -213,6 +219,10 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         ),
         "logit_bias": (sampling.logit_bias, all(isfinite(bias) for bias in sampling.logit_bias.values())),
         "logprobs": (sampling.logprobs, sampling.logprobs is None or 0 <= sampling.logprobs <= vocab_size),
+        "prompt_logprobs": (
+            sampling.prompt_logprobs,
+            sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= vocab_size,
+        ),
     }
     for name, (value, good) in ranges.items():
         if not good:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pdserve_engine.config import max_logits_rows
 from pdserve_engine.decode_graphs import DecodeGraphs, is_decode
 from pdserve_engine.step_buffers import StepBuffers
 
@@ -50,7 +51,8 @@ class DeviceModel:
             max_num_blocks=-(-(max_model_len + 1) // kv_cache.shape[4]),
             device=self._device,
         )
-        self._logits_NV = torch.empty(max_num_seqs, model.config.vocab_size, pin_memory=on_cuda)
+        num_rows = max_logits_rows(max_num_seqs)
+        self._logits_NV = torch.empty(num_rows, model.config.vocab_size, pin_memory=on_cuda)
         self._graphs: DecodeGraphs | None = None
         if capture is not None:
             self._graphs = DecodeGraphs(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
-from pdserve_protocol.outputs import TokenLogprobs
+from pdserve_protocol.outputs import PromptLogprobs, TokenLogprobs
 
 from pdserve_engine.errors import ContractBroken, StepNotRun, WrongKV
 from pdserve_engine.scheduler_output import ModelRunnerOutput
@@ -58,6 +58,7 @@ class _Known:
     block_ids: list[int]
     entries: list[Entry]
     wants_logprobs: bool
+    num_scored_tokens: int
 
 
 class FakeExecutor:
@@ -134,6 +135,7 @@ class FakeExecutor:
             self._write(request_id, computed[request_id], num_tokens)
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             self._sample(request_id, computed[request_id] + num_tokens, output)
+            self._score(request_id, computed[request_id] + 1, num_tokens, output)
         return output
 
     def _update(self, step: SchedulerOutput) -> None:
@@ -155,7 +157,8 @@ class FakeExecutor:
 
     def _make_known(self, new: NewRequestData) -> _Known:
         wants_logprobs = new.sampling.logprobs is not None
-        return _Known(list(new.token_ids), list(new.block_ids), kv_entries(new.token_ids), wants_logprobs)
+        num_scored = new.num_prompt_tokens if new.prompt_logprobs is not None else 0
+        return _Known(list(new.token_ids), list(new.block_ids), kv_entries(new.token_ids), wants_logprobs, num_scored)
 
     def _append(self, known: _Known, token_ids: Sequence[int]) -> None:
         known.entries.extend(kv_entries(token_ids, known.entries[-1]))
@@ -185,6 +188,14 @@ class FakeExecutor:
         if known.wants_logprobs:
             output.logprobs[request_id] = [TokenLogprobs(token_id=token_id, logprob=-0.5, rank=1)]
         self._append(known, [token_id])
+
+    def _score(self, request_id: str, position: int, count: int, output: ModelRunnerOutput) -> None:
+        """A prompt token's rank is its position."""
+        known = self._known[request_id]
+        stop = min(position + count, known.num_scored_tokens)
+        if position < stop:
+            tokens = [TokenLogprobs(token_id=known.token_ids[i], logprob=-0.5, rank=i) for i in range(position, stop)]
+            output.prompt_logprobs[request_id] = PromptLogprobs(position=position, tokens=tokens)
 
 
 class FakeDeviceError(RuntimeError):

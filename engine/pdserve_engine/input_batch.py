@@ -98,6 +98,10 @@ class InputBatch:
             # Its row may be given to another request of the same name.
             self._last = None
 
+    def token_ids(self, req_id: str, start: int, stop: int) -> list[int]:
+        """Known tokens at positions ``start`` to ``stop``."""
+        return self._token_ids[self._row(req_id), start:stop].tolist()  # type: ignore[no-any-return]
+
     def append_tokens(self, req_id: str, token_ids: Sequence[int]) -> None:
         """Tokens that were not sampled here."""
         row = self._row(req_id)

@@ -6,24 +6,40 @@ each request whose last known token this step computes, and is then known.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from pdserve_protocol.outputs import PromptLogprobs
 
 from pdserve_engine.errors import ContractBroken
 from pdserve_engine.input_batch import InputBatch
-from pdserve_engine.sampler import SamplerState, sample
+from pdserve_engine.sampler import SamplerState, logprobs_of, sample
 from pdserve_engine.scheduler_output import ModelRunnerOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pdserve_engine.config import SchedulerConfig
     from pdserve_engine.device_model import DeviceModel
     from pdserve_engine.grammar import Grammars
     from pdserve_engine.models.decoder import Decoder
     from pdserve_engine.scheduler_output import NewRequestData, SchedulerOutput
+
+
+class _WantedLogprobs(NamedTuple):
+    num_prompt_tokens: int
+    num_top: int
+
+
+class _ScoredPrompt(NamedTuple):
+    """``num_tokens`` prompt tokens from ``position`` on, whose log probabilities a step yields."""
+
+    req_id: str
+    position: int
+    num_tokens: int
+    num_top: int
 
 
 class ModelRunner:
@@ -49,6 +65,7 @@ class ModelRunner:
         self._grammars = grammars
         self._kv_cache = kv_cache
         self._end_token_ids = tuple(end_token_ids)
+        self._prompt_logprobs: dict[str, _WantedLogprobs] = {}
         self._batch = InputBatch(
             max_num_seqs=scheduler_config.max_num_seqs,
             max_num_tokens=max(scheduler_config.max_num_batched_tokens, scheduler_config.max_num_seqs),
@@ -74,9 +91,41 @@ class ModelRunner:
         )
         for index in sampling:
             self._begin_mask(req_ids[index])
-        rows_N = torch.from_numpy(metadata.query_start_R1.numpy()[sampling + 1].astype(np.int64) - 1)
-        logits_NV = self._model.forward(token_ids_T, metadata, self._kv_cache, rows_N)
-        return self._sample(logits_NV, [req_ids[index] for index in sampling])
+        query_start = metadata.query_start_R1.numpy()
+        rows = query_start[sampling + 1].astype(np.int64) - 1
+        prompts = self._prompts(req_ids, starts, counts) if self._prompt_logprobs else []
+        if prompts:
+            first = dict(zip(req_ids, query_start[:-1].tolist(), strict=True))
+            rows = np.concatenate([rows, *(np.arange(p.num_tokens) + first[p.req_id] for p in prompts)])
+        logits_NV = self._model.forward(token_ids_T, metadata, self._kv_cache, torch.from_numpy(rows))
+        sampled_req_ids = [req_ids[index] for index in sampling]
+        if not prompts:
+            return self._sample(logits_NV, sampled_req_ids)
+        prompt_logprobs = self._score(prompts, logits_NV[len(sampling) :])
+        return replace(self._sample(logits_NV[: len(sampling)], sampled_req_ids), prompt_logprobs=prompt_logprobs)
+
+    def _prompts(
+        self, req_ids: Sequence[str], starts: Mapping[str, int], counts: Mapping[str, int]
+    ) -> list[_ScoredPrompt]:
+        """The prompt tokens whose log probabilities are wanted and follow from what the step computes."""
+        prompts = []
+        for req_id in req_ids:
+            wanted = self._prompt_logprobs.get(req_id)
+            if wanted is not None:
+                num_tokens = min(counts[req_id], wanted.num_prompt_tokens - 1 - starts[req_id])
+                if num_tokens > 0:
+                    prompts.append(_ScoredPrompt(req_id, starts[req_id] + 1, num_tokens, wanted.num_top))
+        return prompts
+
+    def _score(self, prompts: Sequence[_ScoredPrompt], logits_NV: torch.Tensor) -> dict[str, PromptLogprobs]:
+        """Log probabilities of prompt tokens, given the logits of the tokens before them."""
+        scores, row = {}, 0
+        for p in prompts:
+            token_ids = self._batch.token_ids(p.req_id, p.position, p.position + p.num_tokens)
+            tokens = logprobs_of(logits_NV[row : row + p.num_tokens], token_ids, p.num_top)
+            scores[p.req_id] = PromptLogprobs(position=p.position, tokens=tokens)
+            row += p.num_tokens
+        return scores
 
     def _begin_mask(self, req_id: str) -> None:
         """The mask is computed while the model runs."""
@@ -107,8 +156,11 @@ class ModelRunner:
         """Brings what is remembered up to this step; returns the first token to compute by request."""
         for req_id in step.finished_req_ids:
             self._batch.remove(req_id)
+            self._prompt_logprobs.pop(req_id, None)
         for new in step.scheduled_new_reqs:
             self._batch.add(new.req_id, new.token_ids, new.block_ids, self._sampler_state(new))
+            if new.prompt_logprobs is not None:
+                self._prompt_logprobs[new.req_id] = _WantedLogprobs(new.num_prompt_tokens, new.prompt_logprobs)
         cached = step.scheduled_cached_reqs
         for req_id, token_ids, block_ids in zip(
             cached.req_ids, cached.new_token_ids, cached.new_block_ids, strict=True

@@ -219,7 +219,7 @@ class EngineCoreProc:
     def _on_result(self, result: StepResult) -> None:
         """Makes the output of what a step did for a request."""
         request = result.request
-        if not result.new_token_ids and result.finish is None:
+        if not result.new_token_ids and result.finish is None and result.prompt_logprobs is None:
             return
         open = self._outbox.get(request.request_id)
         if open is None:
@@ -234,7 +234,7 @@ class EngineCoreProc:
                 if final.logprobs is not None:
                     logprobs = [*final.logprobs, *(logprobs or [])]
         computed_first = takeover is None and not open.has_output and bool(result.new_token_ids)
-        open.has_output = True
+        open.has_output = open.has_output or bool(token_ids)
         self._outbox.put(
             RequestOutput(
                 id=request.request_id,
@@ -244,6 +244,7 @@ class EngineCoreProc:
                 end=result.finish,
                 prefill=request.prefill_proof() if computed_first else None,
                 transfer=transfer_proof(takeover, request) if takeover is not None else None,
+                prompt_logprobs=result.prompt_logprobs,
             )
         )
 

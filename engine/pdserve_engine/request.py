@@ -61,6 +61,7 @@ class Request:
         num_cached_tokens: of these, taken from the prefix cache when first admitted.
         num_known_before: highest num_computed_tokens ever, here or on the node that handed over; computing what lies
             below it is recomputation.
+        num_prompt_logprobs: prompt tokens whose log probabilities were reported.
         num_counted_prompt_tokens: prompt tokens already counted by source.
         num_recomputed: tokens computed although this or another node had computed them before.
         block_hashes: of the full blocks so far, extended by BlockHasher.
@@ -87,6 +88,7 @@ class Request:
     last_step: int = 0
     num_cached_tokens: int = 0
     num_known_before: int = 0
+    num_prompt_logprobs: int = 0
     num_counted_prompt_tokens: int = 0
     num_preemptions: int = 0
     num_recomputed: int = 0
@@ -105,6 +107,17 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether all of the prompt must be computed because log probabilities of it are missing."""
+        return self.sampling.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+
+    def num_logits_rows(self, num_tokens: int) -> int:
+        """Rows of logits that computing its next ``num_tokens`` tokens yields at most."""
+        if not self.wants_prompt_logprobs:
+            return 1
+        return max(1, min(num_tokens, self.num_prompt_tokens - self.num_scheduled_tokens))
 
     @property
     def num_output_tokens(self) -> int:

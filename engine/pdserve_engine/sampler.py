@@ -127,6 +127,16 @@ def sample(logits_NV: torch.Tensor, states: Sequence[SamplerState]) -> list[Samp
     ]
 
 
+def logprobs_of(logits_NV: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+    """Log probabilities of a given token for each row, and of the ``num_top`` most probable ones.
+
+    Args:
+        logits_NV: float32.
+    """
+    rows = np.ascontiguousarray(logits_NV.numpy(force=True))
+    return [_logprobs(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=True)]
+
+
 def _sample_row(raw: Row, greedy_id: int, state: SamplerState) -> Sampled:
     params = state.params
     logits = state.adjusted(raw)

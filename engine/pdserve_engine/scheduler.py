@@ -15,8 +15,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pdserve_protocol.outputs import Failed, Finished
+from pdserve_protocol.outputs import Failed, Finished, PromptLogprobs
 
+from pdserve_engine.config import max_logits_rows
 from pdserve_engine.counters import EngineCounters, Outcome
 from pdserve_engine.holds import Holds
 from pdserve_engine.request import Request, RequestEvent, RequestStatus
@@ -45,6 +46,7 @@ class StepResult(NamedTuple):
         finish: set where the request is over.
         held: the request has become HELD in this step.
         num_computed_tokens: tokens whose KV is written now.
+        prompt_logprobs: those that were not reported before, where the request asked for them.
     """
 
     request: Request
@@ -54,6 +56,7 @@ class StepResult(NamedTuple):
     finish: Finished | Failed | None
     held: bool
     num_computed_tokens: int
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 def end_of_output(request: Request, end_token_ids: frozenset[int], max_model_len: int) -> Finished | None:
@@ -74,19 +77,37 @@ def end_of_output(request: Request, end_token_ids: frozenset[int], max_model_len
     return None
 
 
-class _Plan:
-    """Who gets how many tokens of the budget in the step being made, in batch order."""
+def _take_new(request: Request, computed: PromptLogprobs) -> PromptLogprobs | None:
+    """Those of a prompt that were not reported before the request was preempted; they count as reported."""
+    position = request.num_prompt_logprobs + 1
+    tokens = computed.tokens[position - computed.position :]
+    request.num_prompt_logprobs += len(tokens)
+    return PromptLogprobs(position=position, tokens=tokens) if tokens else None
 
-    def __init__(self, budget: int) -> None:
+
+class _Plan:
+    """Who gets how many tokens of the budget in the step being made, in batch order, and rows of logits with them."""
+
+    def __init__(self, budget: int, num_rows: int) -> None:
         self.budget = budget
+        self.num_rows = num_rows
         self.scheduled: dict[Request, int] = {}
+
+    def share(self, request: Request) -> int:
+        """How many tokens it may have."""
+        num_tokens = min(request.num_remaining, self.budget)
+        return num_tokens if request.num_logits_rows(num_tokens) <= self.num_rows else self.num_rows
 
     def add(self, request: Request, num_tokens: int) -> None:
         self.scheduled[request] = num_tokens
         self.budget -= num_tokens
+        self.num_rows -= request.num_logits_rows(num_tokens)
 
     def drop(self, request: Request) -> None:
-        self.budget += self.scheduled.pop(request, 0)
+        num_tokens = self.scheduled.pop(request, 0)
+        if num_tokens:
+            self.budget += num_tokens
+            self.num_rows += request.num_logits_rows(num_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +140,7 @@ class Scheduler:
         self.max_model_len = max_model_len
         self._end_token_ids = frozenset(end_token_ids)
         self._token_budget = config.max_num_batched_tokens
+        self._max_logits_rows = max_logits_rows(config.max_num_seqs)
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
@@ -320,7 +342,7 @@ class Scheduler:
         """
         if self._must_drain:
             return None
-        plan = _Plan(self._token_budget)
+        plan = _Plan(self._token_budget, self._max_logits_rows)
         num_preemptions = self.counters.preemptions
         if not self._schedule_running(plan):
             return None
@@ -342,11 +364,15 @@ class Scheduler:
         requests = self._retire(scheduler_output)
         num_scheduled_tokens = scheduler_output.num_scheduled_tokens
         sampled_token_ids, logprobs = model_runner_output.sampled_token_ids, model_runner_output.logprobs
+        prompt_logprobs = model_runner_output.prompt_logprobs
         results = []
         for request in requests:
             id = request.request_id
             sampled = sampled_token_ids.get(id, _NOTHING)
-            results.append(self._advance(request, num_scheduled_tokens[id], sampled, logprobs.get(id), now))
+            result = self._advance(request, num_scheduled_tokens[id], sampled, logprobs.get(id), now)
+            if id in prompt_logprobs:
+                result = result._replace(prompt_logprobs=_take_new(request, prompt_logprobs[id]))
+            results.append(result)
         return results
 
     def fail_step(self, scheduler_output: SchedulerOutput, message: str, now: float) -> list[StepResult]:
@@ -378,18 +404,17 @@ class Scheduler:
 
     def _schedule_running(self, plan: _Plan) -> bool:
         """Shares for running requests; False where one must be preempted, and steps in flight may write its blocks."""
-        decodes: list[tuple[Request, int]] = []
-        others: list[tuple[Request, int]] = []
+        decodes: list[Request] = []
+        others: list[Request] = []
         for request in self._running:
             if not self._will_end(request):
-                num_remaining = request.num_remaining
-                (decodes if num_remaining == 1 else others).append((request, num_remaining))
-        for request, num_remaining in decodes + others:
-            if plan.budget == 0:
+                (decodes if request.num_remaining == 1 else others).append(request)
+        for request in decodes + others:
+            share = plan.share(request)
+            if share == 0:
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue
-            share = min(num_remaining, plan.budget)
             num_tokens = request.num_scheduled_tokens + share
             if not self.kv.append(request, num_tokens):
                 if self._steps and self._victim() is not None:
@@ -440,10 +465,10 @@ class Scheduler:
 
     def _admit(self, plan: _Plan, now: float, *, arrived_only: bool) -> None:
         """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits."""
-        while plan.budget > 0 and len(self._running) < self._max_num_seqs:
+        while plan.budget > 0 and plan.num_rows > 0 and len(self._running) < self._max_num_seqs:
             if self._arrived:
                 request = self._arrived.popleft()
-                if not self.kv.append(request, request.num_scheduled_tokens + min(request.num_remaining, plan.budget)):
+                if not self.kv.append(request, request.num_scheduled_tokens + plan.share(request)):
                     # More tokens were generated elsewhere than there is room for.
                     self._give_up_blocks(request)
                     return
@@ -458,7 +483,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             self._running.append(request)
             request.stamp(RequestEvent.SCHEDULED, now)
-            plan.add(request, min(request.num_remaining, plan.budget))
+            plan.add(request, plan.share(request))
 
     def _decode_on(self, plan: _Plan, now: float) -> None:
         """The next tokens of finished prompts whose receivers are full; only where there is no prompt to run."""
@@ -474,7 +499,8 @@ class Scheduler:
         """Blocks for all known tokens and one more. One whose blocks are promised may have those of holds."""
         while True:
             # The last token that is to be computed always is: without it there are no logits to sample from.
-            hits = self.kv.find_cached(request, request.num_tokens - request.refills - 1)
+            num_tokens = 0 if request.wants_prompt_logprobs else request.num_tokens - request.refills - 1
+            hits = self.kv.find_cached(request, num_tokens)
             if self.kv.allocate(request, request.num_tokens + 1, hits):
                 break
             if not request.granted or not self.holds.unpin_oldest():
@@ -503,6 +529,7 @@ class Scheduler:
                         block_ids=self.kv.block_ids(request_id),
                         num_computed_tokens=request.num_computed_tokens,
                         choice=request.choice,
+                        prompt_logprobs=request.sampling.prompt_logprobs if request.wants_prompt_logprobs else None,
                     )
                 )
             else:

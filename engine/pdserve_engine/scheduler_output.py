@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pdserve_protocol.outputs import TokenLogprobs
+    from pdserve_protocol.outputs import PromptLogprobs, TokenLogprobs
     from pdserve_protocol.sampling import SamplingParams
 
 
@@ -22,6 +22,7 @@ class NewRequestData:
         block_ids: its KV blocks, by block index in the sequence.
         num_computed_tokens: tokens whose KV is in those blocks already.
         choice: choice index, part of the counter of its random numbers.
+        prompt_logprobs: most probable tokens to report beside each prompt token that is computed; None reports nothing.
     """
 
     req_id: str
@@ -31,6 +32,7 @@ class NewRequestData:
     block_ids: list[int]
     num_computed_tokens: int
     choice: int = 0
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,9 @@ class ModelRunnerOutput:
     Attributes:
         sampled_token_ids: request -> new tokens; absent or empty where the step did not reach the last known token.
         logprobs: request -> one entry per new token, for requests that asked.
+        prompt_logprobs: request -> those of the prompt tokens that come after computed ones, for requests that asked.
     """
 
     sampled_token_ids: dict[str, list[int]]
     logprobs: dict[str, list[TokenLogprobs]]
+    prompt_logprobs: dict[str, PromptLogprobs] = field(default_factory=dict)

@@ -45,7 +45,7 @@ class StepBuffers:
         self._query_start = _Buffer(max_num_seqs + 1, device=device)
         self._seq_lens = _Buffer(max_num_seqs, device=device)
         self._block_tables = _Buffer(max_num_seqs, max_num_blocks, device=device)
-        self._rows = _Buffer(max_num_seqs, device=device, dtype=torch.int64)
+        self._rows = _Buffer(max_num_tokens, device=device, dtype=torch.int64)
         self._decode_start = torch.arange(max_num_seqs + 1, dtype=torch.int32, device=device)
         self._decode_rows = torch.arange(max_num_seqs, device=device)
 

@@ -31,6 +31,13 @@ class TokenLogprobs(Record, frozen=True):
     top: list[tuple[int, float]] = []
 
 
+class PromptLogprobs(Record, frozen=True):
+    """Log probabilities of the prompt's tokens at ``position`` and on, of which the first that has any is 1."""
+
+    position: int
+    tokens: list[TokenLogprobs]
+
+
 class Finished(Record, frozen=True, tag=True):
     """The output is complete."""
 
@@ -105,6 +112,8 @@ class RequestOutput(Record, frozen=True):
     """Tokens at output positions ``position`` and on; the last of a request has ``end``.
 
     ``prefill`` comes with the first token that this node computed, ``transfer`` with the first output after a transfer.
+    ``prompt_logprobs`` come from the node that computes the prompt, in order, as it is computed; the last of them come
+    with the first token.
     """
 
     id: str
@@ -114,6 +123,7 @@ class RequestOutput(Record, frozen=True):
     end: End | None = None
     prefill: PrefillProof | None = None
     transfer: TransferProof | None = None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Outputs(Message, frozen=True):

@@ -37,6 +37,8 @@ class SamplingParams(Record, frozen=True):
         logit_bias: added to the logits, by token id.
         logprobs: number of most probable tokens to report beside the chosen one; None reports nothing.
         grammar: tokens that it does not allow are not chosen.
+        prompt_logprobs: as ``logprobs``, for every prompt token but the first; all of the prompt is computed then, even
+            if some of it is cached.
     """
 
     max_tokens: int = 16
@@ -54,3 +56,4 @@ class SamplingParams(Record, frozen=True):
     logit_bias: dict[int, float] = {}
     logprobs: int | None = None
     grammar: Grammar | None = None
+    prompt_logprobs: int | None = None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import zmq
 from pdserve_protocol.codec import Decoder, encode
+from pdserve_protocol.errors import BadMessage
 from pdserve_protocol.node import (
     GetTokenizer,
     Hello,
@@ -85,14 +86,19 @@ class _Door:
                 self._router, data = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return others
-            match self._decoder.decode(data):
+            try:
+                message = self._decoder.decode(data)
+            except BadMessage:
+                # About hand-offs between real nodes; here there are none.
+                continue
+            match message:
                 case Hello():
                     self.say(self._info())
                 case Ping():
                     self.say(self._load())
                 case GetTokenizer():
                     self.say(self._files)
-                case message:
+                case _:
                     others.append(message)
 
     def say(self, message: Message) -> None:

@@ -46,6 +46,7 @@ _NODE = "Asks running nodes how they are, over the same port that routers use."
 _COMMON_FLAGS = (
     ("--served-model-name", "NAME", "name that requests ask for (default: the model's own)"),
     ("--dtype", "DTYPE", "bfloat16 (default) or float32"),
+    ("--quantization", "NAME", "int8: weights of the layers in 8 bits"),
     ("--max-model-len", "N", "prompt and output tokens of one request at most (default: the model's own limit)"),
     ("--max-num-seqs", "N", "requests that a node runs at the same time"),
     ("--max-num-batched-tokens", "N", "tokens that a node computes in one step; longer prompts go in chunks"),

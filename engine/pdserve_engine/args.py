@@ -83,6 +83,12 @@ def parse_node_args(
         help="of weights and KV cache (default: %(default)s)",
     )
     model.add_argument(
+        "--quantization",
+        choices=["int8"],
+        default=None,
+        help="int8: weights of the layers in 8 bits, on CPUs; by default they are of --dtype",
+    )
+    model.add_argument(
         "--max-model-len", type=positive, default=None, help="prompt and output tokens at most; by default the model's"
     )
 

@@ -7,6 +7,7 @@ EngineError
 ├── DeviceSetupError    a worker that cannot start as configured
 │   ├── NoRoomForCache  the KV cache would not hold one block
 │   ├── ContextTooLong  more positions than the model was made for
+│   ├── NoKernels       no kernel backend computes as configured
 │   └── NoCudaDevice    a CUDA device was asked for, and torch sees none
 ├── CannotPin           memory of the host that a GPU is to copy to cannot be page-locked
 ├── UntrustedNetwork    KV would travel off loopback, and nobody has said that the network may see it
@@ -59,6 +60,13 @@ class NoRoomForCache(DeviceSetupError):
 class ContextTooLong(DeviceSetupError):
     def __init__(self, max_model_len: int, limit: int) -> None:
         super().__init__(f"max_model_len {max_model_len} exceeds the {limit} positions that the model was made for")
+
+
+class NoKernels(DeviceSetupError):
+    """``reason``: in the words of the kernels."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
 
 
 class NoCudaDevice(DeviceSetupError):

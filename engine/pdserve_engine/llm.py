@@ -29,8 +29,10 @@ from pdserve_engine.wiring import build_engine
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pdserve_kernels.interface import Quantization
     from pdserve_protocol.outputs import FinishReason, TokenLogprobs
 
+    from pdserve_engine.device import Device
     from pdserve_engine.request import Request
 
 __all__ = ["LLM", "Generation", "build_engine"]
@@ -76,6 +78,9 @@ class LLM:
         model: a Hugging Face folder, a GGUF file, or the name of the demo model.
         kv_cache_memory: bytes; by default a quarter of free memory, 4 GiB at most.
         threads: compute threads; by default one per core.
+        quantization: int8 keeps the weights of the layers in 8 bits (CPUs).
+        device: auto is the GPU where there is one.
+        enforce_eager: no CUDA graphs of decode steps.
 
     Raises:
         ModelError, WeightsError, DeviceSetupError, TextError: the model cannot be used.
@@ -86,6 +91,7 @@ class LLM:
         model: str,
         *,
         dtype: DType = "bfloat16",
+        quantization: Quantization | None = None,
         max_model_len: int | None = None,
         block_size: int = 16,
         kv_cache_memory: int | None = None,
@@ -93,18 +99,22 @@ class LLM:
         max_num_seqs: int = 64,
         max_num_batched_tokens: int = 2048,
         threads: int | None = None,
+        device: Device = "auto",
+        enforce_eager: bool = False,
     ) -> None:
         folder = resolve_model(model)
         files = load_tokenizer_files(folder)
         self.tokenizer = Tokenizer.from_files(files)
         self._chat_template = ChatTemplate.from_files(files)
         config = EngineConfig(
-            model=ModelConfig(path=folder, dtype=dtype, max_model_len=max_model_len),
+            model=ModelConfig(path=folder, dtype=dtype, quantization=quantization, max_model_len=max_model_len),
             cache=CacheConfig(
                 block_size=block_size, memory_bytes=kv_cache_memory, enable_prefix_caching=enable_prefix_caching
             ),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             num_threads=threads,
+            device=device,
+            enforce_eager=enforce_eager,
         )
         self.core, self._worker = build_engine(config)
         self._numbers = itertools.count()

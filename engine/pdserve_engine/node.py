@@ -129,7 +129,12 @@ def build_node(
         folder = resolve_model(args.model)
         core, worker = build_engine(
             EngineConfig(
-                model=ModelConfig(path=folder, dtype=args.dtype, max_model_len=args.max_model_len),
+                model=ModelConfig(
+                    path=folder,
+                    dtype=args.dtype,
+                    quantization=args.quantization,
+                    max_model_len=args.max_model_len,
+                ),
                 cache=CacheConfig(block_size=args.block_size, memory_bytes=args.kv_cache_memory),
                 scheduler=SchedulerConfig(
                     max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 import torch
+from pdserve_kernels.errors import KernelError
 from pdserve_kernels.select import select_backend
 from pdserve_protocol.node import KVLayout
 from pdserve_text.errors import TokenizerFilesError
@@ -20,7 +21,7 @@ from pdserve_engine import kv_memory
 from pdserve_engine.device import CudaCapture, find_device, free_device_memory
 from pdserve_engine.device_cache import TorchDeviceCache
 from pdserve_engine.device_model import DeviceModel
-from pdserve_engine.errors import ContextTooLong
+from pdserve_engine.errors import ContextTooLong, NoKernels
 from pdserve_engine.grammar import Grammars
 from pdserve_engine.model_runner import ModelRunner
 from pdserve_engine.models.config import read_config
@@ -56,18 +57,14 @@ class Worker:
 
     Raises:
         ModelError, WeightsError: the model cannot be used.
-        NoRoomForCache, ContextTooLong, NoCudaDevice
+        NoRoomForCache, ContextTooLong, NoCudaDevice, NoKernels
     """
 
     def __init__(self, config: EngineConfig, *, backend: str | Backend = "auto") -> None:
         device = find_device(config.device)
         dtype: torch.dtype = getattr(torch, config.model.dtype)
         block_size = config.cache.block_size
-        kernels = (
-            select_backend(backend, device_type=device.type, block_size=block_size, dtype=dtype)
-            if isinstance(backend, str)
-            else backend
-        )
+        kernels = _select(backend, config, device.type, dtype) if isinstance(backend, str) else backend
         kernels.set_threads(config.num_threads or len(os.sched_getaffinity(0)))
         folder = config.model.path
         model_config = read_config(folder)
@@ -134,6 +131,19 @@ def _grammars(folder: Path, end_token_ids: Sequence[int], vocab_size: int) -> Gr
         log.warning("requests with a grammar will be refused: %s", error)
         return None
     return Grammars(compiler, vocab_size)
+
+
+def _select(name: str, config: EngineConfig, device_type: str, dtype: torch.dtype) -> Backend:
+    try:
+        return select_backend(
+            name,
+            device_type=device_type,
+            block_size=config.cache.block_size,
+            dtype=dtype,
+            quantization=config.model.quantization,
+        )
+    except KernelError as error:
+        raise NoKernels(str(error)) from error
 
 
 def _layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:

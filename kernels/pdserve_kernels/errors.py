@@ -4,6 +4,7 @@ KernelError
 ├── UnknownBackend      no backend of that name
 ├── NoSuchFamily        the processor lacks the instruction family that was asked for
 ├── NotBuilt            the C kernels were asked for and are not installed
+├── NoQuantization      weights were to be quantized, and this backend or dtype has no such thing
 ├── NoTriton            the Triton kernels were asked for and cannot run here
 └── NoFlashAttn         the same of flash_attn
 """
@@ -30,6 +31,11 @@ class NotBuilt(KernelError):
         super().__init__(
             "the C kernels are not installed: reinstall where there is a C compiler, or use another backend"
         )
+
+
+class NoQuantization(KernelError):
+    def __init__(self, quantization: str, reason: str) -> None:
+        super().__init__(f"no {quantization} weights here: {reason}")
 
 
 class NoTriton(KernelError):

@@ -27,10 +27,13 @@ Sums are accumulated in float32 at least.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+Quantization = Literal["int8"]
+"""How the weights of the layers are kept, where not in the dtype of everything else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

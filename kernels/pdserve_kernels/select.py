@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pdserve_kernels import cpu, flash_attn, triton_gpu
-from pdserve_kernels.errors import NotBuilt, NoTriton, UnknownBackend
+from pdserve_kernels.errors import NoQuantization, NotBuilt, NoTriton, UnknownBackend
 from pdserve_kernels.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from pdserve_kernels.interface import Backend
+    from pdserve_kernels.interface import Backend, Quantization
 
 FAMILY_VARIABLE = "PDSERVE_CPU_ISA"
 """Environment variable that forces an instruction family: amx, avx512, avx2 or portable."""
@@ -23,12 +23,12 @@ FAMILY_VARIABLE = "PDSERVE_CPU_ISA"
 log = logging.getLogger(__name__)
 
 
-def _cpu() -> Backend:
+def _cpu(*, int8: bool = False) -> Backend:
     if not cpu.is_built():
         raise NotBuilt
     from pdserve_kernels.cpu.backend import CpuBackend
 
-    return CpuBackend(os.environ.get(FAMILY_VARIABLE) or None)
+    return CpuBackend(os.environ.get(FAMILY_VARIABLE) or None, int8=int8)
 
 
 def _auto() -> Backend:
@@ -72,20 +72,40 @@ _BACKENDS: dict[str, Callable[[], Backend]] = {
 }
 
 
+def _with_int8(name: str, device_type: str, dtype: torch.dtype | None) -> Backend:
+    if name not in ("auto", "cpu") or device_type != "cpu":
+        raise NoQuantization("int8", "only the C kernels for CPUs have them")
+    if not cpu.is_built():
+        raise NoQuantization("int8", "the C kernels are not installed")
+    if dtype is not None and str(dtype) != "torch.bfloat16":
+        raise NoQuantization("int8", "everything else must be bfloat16")
+    return _cpu(int8=True)
+
+
 def select_backend(
-    name: str = "auto", *, device_type: str = "cpu", block_size: int = 16, dtype: torch.dtype | None = None
+    name: str = "auto",
+    *,
+    device_type: str = "cpu",
+    block_size: int = 16,
+    dtype: torch.dtype | None = None,
+    quantization: Quantization | None = None,
 ) -> Backend:
     """The backend of this name.
+
+    Args:
+        quantization: ``int8`` keeps the weights of the layers as 8-bit whole numbers with a scale for each output.
 
     ``auto`` on a CPU is the C kernels, or torch where they are not installed; on a GPU ("cuda") it is flash_attn where
     that is installed and takes these blocks, else Triton, or torch where Triton is not installed.
 
     Raises:
-        UnknownBackend, NotBuilt, NoTriton, NoFlashAttn
+        UnknownBackend, NotBuilt, NoTriton, NoFlashAttn, NoQuantization
         NoSuchFamily: PDSERVE_CPU_ISA names one that the machine lacks.
     """
     if name not in _BACKENDS:
         raise UnknownBackend(name, sorted(_BACKENDS))
+    if quantization is not None:
+        return _with_int8(name, device_type, dtype)
     if name == "auto" and device_type == "cuda":
         return _auto_on_gpu(block_size, dtype)
     return _BACKENDS[name]()

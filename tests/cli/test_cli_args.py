@@ -16,7 +16,7 @@ FLAGS = {
     "serve": {
         *("--model", "--prefill", "--decode", "--host", "--port", "--served-model-name", "--dtype", "--max-model-len"),
         *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--cluster-key"),
-        *("--request-timeout", "--drain-timeout", "--log-level"),
+        *("--request-timeout", "--drain-timeout", "--log-level", "--quantization"),
     },
     "demo": {"--model", "--log-level"},
     "node status": {"--cluster-key", "--timeout", "--json"},

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from pdserve_kernels.interface import Quantization
     from pdserve_protocol.outputs import TokenLogprobs
 
 
@@ -136,11 +137,18 @@ class Driver:
 
 
 @torch.inference_mode()
-def all_logits(folder: Path, dtype: str, token_ids: list[int], chunk: int | None = None) -> torch.Tensor:
+def all_logits(
+    folder: Path,
+    dtype: str,
+    token_ids: list[int],
+    chunk: int | None = None,
+    quantization: Quantization | None = None,
+) -> torch.Tensor:
     """Logits [len(token_ids), vocab] after each token, computed in chunks where that is asked."""
     config = read_config(folder)
     weights = load_weights(folder, getattr(torch, dtype))
-    model = Decoder(config, weights, select_backend(), config.max_position_embeddings)
+    kernels = select_backend(quantization=quantization)
+    model = Decoder(config, weights, kernels, config.max_position_embeddings)
     num_blocks = -(-len(token_ids) // 16)
     shape = (num_blocks, config.num_kv_heads, config.num_layers, 2, 16, config.head_dim)
     kv_cache = torch.zeros(shape, dtype=getattr(torch, dtype))

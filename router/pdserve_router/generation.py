@@ -324,6 +324,8 @@ async def _hear_both(attempt: Attempt) -> None:
     """Wait a little for the prefill node's proof: it comes on another connection than the decode node's end."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LATE_PROOF_S):
-            while Half.PREFILL in attempt.life.open_halves and Half.PREFILL not in attempt.life.prefill_proofs:
-                if attempt.poll() is None:
-                    await attempt.wait()
+            while True:
+                attempt.poll()
+                if Half.PREFILL not in attempt.life.open_halves or Half.PREFILL in attempt.life.prefill_proofs:
+                    return
+                await attempt.wait()

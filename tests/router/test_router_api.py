@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from pdserve_protocol.outputs import Finished, HandedOver
+from pdserve_router import generation
 from pdserve_text.tokenizer import Tokenizer
 from support.fake_node import PREFILL_PROOF, TRANSFER_PROOF, FakeNode
 from support.router_cluster import DEADLINE_S, FILES, RouterCluster, pair, router_cluster
@@ -271,12 +272,16 @@ def test_stop_strings_end_both_halves() -> None:
     run(lambda: pair(manual=True), scenario)
 
 
-def test_an_end_settles_the_halves_without_an_abort() -> None:
+def test_an_end_settles_the_halves_without_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Longer than the test may take: what is waited for is the proof, not the time.
+    monkeypatch.setattr(generation, "_LATE_PROOF_S", 60.0)
+
     async def scenario(c: RouterCluster) -> None:
         request = asyncio.create_task(c.post(COMPLETION, {"prompt": "x", "max_tokens": 2}))
         decode = await soon(c.decode[0].requests)
         c.decode[0].say(decode, 0, ids("ab")[:1] + ids("b")[:1], end=Finished(reason="length"))
         # The prefill node's word may come last; its proof is waited for, and nothing else of it.
+        await c.get("/health")
         c.prefill[0].say(await soon(c.prefill[0].requests), 0, ids("a"), prefill=PREFILL_PROOF, end=HandedOver())
         _, answer, _ = await request
         assert answer["usage"]["completion_tokens"] == 2

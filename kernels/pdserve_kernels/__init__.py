@@ -11,7 +11,7 @@ scheduling or sockets, and imports no other room.
     triton_gpu/        the backend for GPUs, in Triton
     flash_attn/        the same with attention by the flash_attn package
     sampling.py        from logits to tokens
-    kv_blocks.py       bytes of KV blocks: digest, copy, rows from one layout to another; kv_blocks_reference.py in numpy
+    kv_blocks.py       bytes of KV blocks: digest, copy, rows from one layout to another; in numpy: kv_blocks_reference
     digest.py          a digest that GPUs can compute
     errors.py          the error tree
 """

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from pdserve_protocol.client import EngineCoreClient
 from pdserve_protocol.door import Address
 from pdserve_protocol.node import GetStatus
-from pdserve_protocol.outputs import Finished, HandedOver, Outputs
+from pdserve_protocol.outputs import Finished, HandedOver
 from pdserve_protocol.requests import AddRequest, ReceiveFrom, SendTo
 from pdserve_protocol.sampling import SamplingParams
 
@@ -31,7 +31,7 @@ from pdserve_bench.errors import NodeFailed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pdserve_protocol.outputs import End, TransferProof
+    from pdserve_protocol.outputs import End, RequestOutput, TransferProof
 
 START_S = 180.0
 """Loading, compiling kernels and capturing graphs."""
@@ -162,8 +162,8 @@ class Pair:
             raise NodeFailed("decode" if len(answer.ends) > 1 else "prefill", str(bad[0]))
         return answer
 
-    def _on_outputs(self, client: EngineCoreClient, outputs: Outputs) -> None:
-        for output in outputs.outputs:
+    def _on_outputs(self, client: EngineCoreClient, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
             answer = self._answers[output.id]
             for position, token_id in enumerate(output.token_ids, output.position):
                 if answer.tokens.setdefault(position, token_id) != token_id:

@@ -56,12 +56,12 @@ class Attempt:
         life: what has become of it.
     """
 
-    def __init__(self, attempt_id: str, mode: Mode, nodes: dict[Half, Node]) -> None:
+    def __init__(self, attempt_id: str, mode: Mode, nodes: dict[Half, Node], num_prompt_logprobs: int = 0) -> None:
         self.id = attempt_id
         self.mode: Mode = mode
         self.nodes = nodes
         self.boot_ids = {half: node.boot_id for half, node in nodes.items()}
-        self.life = AttemptLife({half: node.name for half, node in nodes.items()})
+        self.life = AttemptLife({half: node.name for half, node in nodes.items()}, num_prompt_logprobs)
         self._inbox: deque[tuple[Half, RequestOutput | NodeLost]] = deque()
         self._verdict: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -175,7 +175,8 @@ class Dispatcher:
             mode, nodes = beside.mode, beside.nodes
         else:
             mode, nodes = self._choose(served, sampling.max_tokens)
-        attempt = Attempt(secrets.token_hex(16), mode, nodes)
+        num_prompt_logprobs = len(prompt_token_ids) - 1 if sampling.prompt_logprobs is not None else 0
+        attempt = Attempt(secrets.token_hex(16), mode, nodes, num_prompt_logprobs)
         self._live[attempt.id] = attempt
         prefill, decode = nodes.get(Half.PREFILL), nodes.get(Half.DECODE)
         sent = False

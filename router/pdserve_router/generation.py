@@ -20,6 +20,7 @@ from pdserve_router.errors import NodeFailed
 from pdserve_router.event_stream import EventStream
 from pdserve_router.lifecycle import Half
 from pdserve_router.outcome import Outcome
+from pdserve_router.prompt_scores import echo_entries
 from pdserve_router.proof import build_proof
 from pdserve_router.responses import Usage, usage_field
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
+    from pdserve_protocol.outputs import TokenLogprobs
     from pdserve_protocol.sampling import SamplingParams
     from pdserve_text.output_parser import OutputParser
     from pdserve_text.pieces import Piece
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from pdserve_router.validate import GenerationRequest
 
 _LATE_PROOF_S = 0.1
+_MANY_LOGPROBS = 1024
 _MAX_CHUNKS_A_TURN = 64
 
 
@@ -74,12 +77,14 @@ class PromptRun:
 
     Attributes:
         echo: text of the prompt, where the answer repeats it.
+        echo_offsets: where in that each token begins, if log probabilities go with it.
         begun: the first choice is past its first token, so that the prompt is in the caches of its nodes.
     """
 
     token_ids: list[int]
     sampling: SamplingParams
     echo: str = ""
+    echo_offsets: list[int] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -134,6 +139,17 @@ class Choice:
             self.prompt.begun.set()
         return delta
 
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprobs]:
+        """Of the prompt's tokens but the first, as soon as there is text of any choice; empty where not asked for."""
+        attempt = (self._leader or self).attempt
+        return [] if attempt is None else attempt.life.prompt_logprobs
+
+    def echo_entries(self) -> list[TokenEntry]:
+        """Log probabilities of an echoed prompt; none where they were not asked for."""
+        prompt = self.prompt
+        return echo_entries(prompt.token_ids, self.prompt_logprobs, prompt.echo_offsets) if prompt.echo_offsets else []
+
     def pieces(self, delta: Delta) -> list[Piece]:
         """What the text consists of."""
         if self._parser is None:
@@ -180,7 +196,12 @@ class Generation:
     async def plain(self) -> web.Response:
         """The answer in one piece."""
         outcomes = await _together([self._plain(choice) for choice in self.choices])
-        body = self.form.plain(outcomes, self._usage())
+        usage = self._usage()
+        if any(len(outcome.prompt_logprobs) > _MANY_LOGPROBS for outcome in outcomes):
+            # It takes long enough for others to notice.
+            body = await asyncio.to_thread(self.form.plain, outcomes, usage)
+        else:
+            body = self.form.plain(outcomes, usage)
         self._ended(outcomes[0].reason)
         return web.Response(body=body, content_type="application/json")
 
@@ -203,6 +224,8 @@ class Generation:
 
         end = await _Listening(attempt, partial(self._process, choice), show).until_end()
         outcome.reason, outcome.proof = choice.reason(end), proof_of(attempt)
+        outcome.entries[:0] = choice.echo_entries()
+        outcome.prompt_logprobs = choice.prompt_logprobs
         return outcome
 
     async def _stream(self, choice: Choice, events: EventStream) -> AnswerReason:
@@ -218,8 +241,8 @@ class Generation:
             if is_first:
                 is_first = False
                 events.put(chunks.first(usage))
-                if choice.prompt.echo:
-                    events.put(chunks.text(choice.prompt.echo, (), usage))
+                if choice.prompt.echo or choice.prompt.echo_offsets:
+                    events.put(chunks.text(choice.prompt.echo, choice.echo_entries(), usage))
             if choice.is_parsed:
                 events.put(chunks.pieces(choice.pieces(delta), delta.entries, usage))
             elif delta.text or delta.entries:

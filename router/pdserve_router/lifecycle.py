@@ -50,9 +50,10 @@ class AttemptLife:
         completed: that end was a node's Finished with every token in; the nodes settle the rest among themselves.
         open_halves: halves that have not sent their terminal output.
         proofs: what each half said that it did.
+        prompt_logprobs: of the prompt's tokens but the first. No output token is reported before the last of them.
     """
 
-    def __init__(self, nodes: Mapping[Half, str]) -> None:
+    def __init__(self, nodes: Mapping[Half, str], num_prompt_logprobs: int = 0) -> None:
         """``nodes``: the halves of this attempt and the name of the node of each, for error messages."""
         self._nodes = dict(nodes)
         self._next = 0
@@ -60,6 +61,8 @@ class AttemptLife:
         self._finished: Finished | None = None
         self._total: int | None = None
         self._decode_speaks = False
+        self._num_prompt_logprobs = num_prompt_logprobs
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.ended = False
         self.completed = False
         self.open_halves = set(nodes)
@@ -79,6 +82,8 @@ class AttemptLife:
         """
         if half not in self.open_halves:
             return _NOTHING
+        if output.prompt_logprobs is not None and output.prompt_logprobs.position == len(self.prompt_logprobs) + 1:
+            self.prompt_logprobs += output.prompt_logprobs.tokens
         if output.end is None and output.prefill is None and output.transfer is None and self._finished is None:
             # Most outputs are tokens and nothing else.
             return _NOTHING if self.ended else self._take(half, output)
@@ -124,7 +129,7 @@ class AttemptLife:
             return _NOTHING
         if half is Half.DECODE:
             self._decode_speaks = True
-        if position == self._next and not self._early:
+        if position == self._next and not self._early and not self._misses_prompt:
             self._next += len(ids)
             return Progress(ids, logprobs or [])
         for offset, token_id in enumerate(ids):
@@ -132,6 +137,8 @@ class AttemptLife:
                 logprob = logprobs[offset] if logprobs and offset < len(logprobs) else None
                 self._early.setdefault(position + offset, (token_id, logprob))
         progress = Progress()
+        if self._misses_prompt:
+            return progress
         while self._next in self._early:
             token_id, logprob = self._early.pop(self._next)
             progress.token_ids.append(token_id)
@@ -157,6 +164,10 @@ class AttemptLife:
                 if self._needed(half) and not waits:
                     self._fail(half, "internal", "the node aborted the request on its own")
 
+    @property
+    def _misses_prompt(self) -> bool:
+        return len(self.prompt_logprobs) < self._num_prompt_logprobs
+
     def _needed(self, half: Half) -> bool:
         """Whether the output can no longer be completed without ``half``.
 
@@ -165,7 +176,7 @@ class AttemptLife:
         """
         if self._finished is not None:
             return not self.open_halves
-        return half is Half.DECODE or not self._decode_speaks
+        return half is Half.DECODE or not self._decode_speaks or self._misses_prompt
 
     def _fail(self, half: Half, code: ErrorCode, detail: str) -> None:
         self.ended = True

@@ -21,15 +21,22 @@ class UsageAnswer(msgspec.Struct, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class PromptLogprob(msgspec.Struct, kw_only=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
-    """Four lists with one item per token. Offsets are characters of the choice's text; the chosen token is always among
-    its ``top_logprobs``; a token that is a part of a character is written as "bytes:" and its bytes.
+    """Four lists with one item per token; the first of an echoed prompt has null in place of its log probabilities.
+    Offsets are characters of the choice's text; the chosen token is always among its ``top_logprobs``; a token that is
+    a part of a character is written as "bytes:" and its bytes.
     """
 
     text_offset: list[int]
-    token_logprobs: list[float]
+    token_logprobs: list[float | None]
     tokens: list[str]
-    top_logprobs: list[dict[str, float]]
+    top_logprobs: list[dict[str, float] | None]
 
 
 class CompletionChoice(msgspec.Struct, kw_only=True):
@@ -37,6 +44,7 @@ class CompletionChoice(msgspec.Struct, kw_only=True):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: AnswerReason
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     pdserve: Proof | UnsetType = UNSET
 
 
@@ -103,6 +111,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: UsageAnswer
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | UnsetType = UNSET
     pdserve: Proof | UnsetType = UNSET
 
 

@@ -22,7 +22,6 @@ _ROLES = Literal["system", "developer", "user", "assistant", "tool", "function"]
 # Field by field, the values that ask for nothing; any other is refused by name.
 NOT_BUILT: dict[str, tuple[object, ...]] = {
     "suffix": ("",),
-    "prompt_logprobs": (),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
@@ -126,6 +125,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
     logit_bias: (
         Annotated[
             dict[Annotated[str, Meta(pattern="^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],

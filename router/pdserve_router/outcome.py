@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from pdserve_text.pieces import CallArguments, CallStart, Content, Reasoning
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pdserve_protocol.outputs import TokenLogprobs
     from pdserve_text.pieces import Piece
 
     from pdserve_router.openai_answers import AnswerReason
@@ -24,13 +27,14 @@ class Call:
 
 @dataclass(slots=True)
 class Outcome:
-    """One choice of an answer that is not streamed. ``reason`` and ``proof`` are set at its end."""
+    """One choice of an answer that is not streamed. What has a default is set at its end."""
 
     index: int
     pieces: list[Piece] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     reason: AnswerReason = "stop"
     proof: Proof | None = None
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
     @property
     def content(self) -> str:

@@ -21,10 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TokenEntry:
-    """Log probabilities of one token and the character of the output's text at which it begins."""
+    """Log probabilities of one token and the character of the answer's text at which it begins.
+
+    ``is_first_of_prompt``: it has no log probabilities.
+    """
 
     logprobs: TokenLogprobs
     text_offset: int
+    is_first_of_prompt: bool = False
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class OutputProcessor:
         with_logprobs: the tokens come with log probabilities.
         include_stop: the stop string, or the token, that ended the output is a part of its text.
         skip_special_tokens: special tokens have no text.
+        text_offset: characters of the answer's text before this output.
 
     Attributes:
         num_tokens: generated tokens so far.
@@ -61,6 +66,7 @@ class OutputProcessor:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         prompt_token_ids: Sequence[int] = (),
+        text_offset: int = 0,
     ) -> None:
         self._detokenizer = IncrementalDetokenizer(
             tokenizer, skip_special_tokens=skip_special_tokens, prompt_token_ids=prompt_token_ids
@@ -70,8 +76,7 @@ class OutputProcessor:
         self._with_logprobs = with_logprobs
         self._include_stop = include_stop
         self._pending: list[TokenEntry] = []
-        self._made = 0
-        self._shown = 0
+        self._made = self._shown = text_offset
         self.num_tokens = 0
 
     def process(

@@ -29,21 +29,22 @@ from pdserve_router.openai_answers import (
     TopLogprob,
     UsageAnswer,
 )
+from pdserve_router.prompt_scores import LOWEST_LOGPROB, prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from msgspec import UnsetType
     from pdserve_text.pieces import Piece
     from pdserve_text.tokenizer import Tokenizer
 
     from pdserve_router.errors import RouterError
-    from pdserve_router.openai_answers import AnswerReason
+    from pdserve_router.openai_answers import AnswerReason, PromptLogprob
     from pdserve_router.outcome import Outcome
     from pdserve_router.output_processor import TokenEntry
     from pdserve_router.proof import Proof
 
 DONE = b"data: [DONE]\n\n"
-_LOWEST_LOGPROB = -9999.0
 _encode = msgspec.json.encode
 
 
@@ -70,7 +71,7 @@ class ChatFormat:
     text_start = b'"delta":{"content":'
     text_end = b'},"logprobs":'
 
-    def plain(self, head: dict[str, Any], outcomes: Sequence[tuple[Outcome, Any]], **rest: Any) -> ChatCompletion:
+    def plain(self, head: dict[str, Any], outcomes: Sequence[tuple[Outcome, Any, Any]], **rest: Any) -> ChatCompletion:
         several = len(outcomes) > 1
         choices = [
             ChatChoice(
@@ -80,9 +81,10 @@ class ChatFormat:
                 finish_reason=o.reason,
                 pdserve=o.proof if several and o.proof else UNSET,
             )
-            for o, logprobs in outcomes
+            for o, logprobs, _ in outcomes
         ]
-        return ChatCompletion(**head | {"object": "chat.completion"}, choices=choices, **rest)
+        head = head | {"object": "chat.completion"}
+        return ChatCompletion(**head, choices=choices, prompt_logprobs=outcomes[0][2], **rest)
 
     def first_choice(self, index: int) -> dict[str, Any] | None:
         """The chunk that opens a choice."""
@@ -101,12 +103,12 @@ class ChatFormat:
             tops = []
             for token_id, logprob in item.logprobs.top[:num_top]:
                 piece = tokenizer.token_bytes(token_id)
-                tops.append(TopLogprob(token=text(piece), logprob=max(logprob, _LOWEST_LOGPROB), bytes=list(piece)))
+                tops.append(TopLogprob(token=text(piece), logprob=max(logprob, LOWEST_LOGPROB), bytes=list(piece)))
             piece = tokenizer.token_bytes(item.logprobs.token_id)
             content.append(
                 TokenLogprob(
                     token=text(piece),
-                    logprob=max(item.logprobs.logprob, _LOWEST_LOGPROB),
+                    logprob=max(item.logprobs.logprob, LOWEST_LOGPROB),
                     bytes=list(piece),
                     top_logprobs=tops,
                 )
@@ -122,7 +124,7 @@ class CompletionFormat:
     text_start = b'"text":'
     text_end = b',"logprobs":'
 
-    def plain(self, head: dict[str, Any], outcomes: Sequence[tuple[Outcome, Any]], **rest: Any) -> Completion:
+    def plain(self, head: dict[str, Any], outcomes: Sequence[tuple[Outcome, Any, Any]], **rest: Any) -> Completion:
         several = len(outcomes) > 1
         choices = [
             CompletionChoice(
@@ -130,9 +132,10 @@ class CompletionFormat:
                 text=o.content,
                 logprobs=logprobs,
                 finish_reason=o.reason,
+                prompt_logprobs=of_prompt,
                 pdserve=o.proof if several and o.proof else UNSET,
             )
-            for o, logprobs in outcomes
+            for o, logprobs, of_prompt in outcomes
         ]
         return Completion(**head, choices=choices, **rest)
 
@@ -143,14 +146,19 @@ class CompletionFormat:
         return {"index": index, "text": "", "logprobs": None, "finish_reason": reason}
 
     def logprobs(self, entries: Sequence[TokenEntry], tokenizer: Tokenizer, num_top: int) -> CompletionLogprobs:
-        top_logprobs = []
+        top_logprobs: list[dict[str, float] | None] = []
         for item in entries:
+            if item.is_first_of_prompt:
+                top_logprobs.append(None)
+                continue
             chosen = item.logprobs
             tops = [*chosen.top[:num_top], (chosen.token_id, chosen.logprob)]
-            top_logprobs.append({_token(tokenizer, i): max(logprob, _LOWEST_LOGPROB) for i, logprob in tops})
+            top_logprobs.append({_token(tokenizer, i): max(logprob, LOWEST_LOGPROB) for i, logprob in tops})
         return CompletionLogprobs(
             text_offset=[item.text_offset for item in entries],
-            token_logprobs=[max(item.logprobs.logprob, _LOWEST_LOGPROB) for item in entries],
+            token_logprobs=[
+                None if item.is_first_of_prompt else max(item.logprobs.logprob, LOWEST_LOGPROB) for item in entries
+            ],
             tokens=[_token(tokenizer, item.logprobs.token_id) for item in entries],
             top_logprobs=top_logprobs,
         )
@@ -161,6 +169,7 @@ class Answer:
 
     Args:
         num_top: most probable tokens to report per token; None reports no log probabilities.
+        num_prompt_top: the same for the tokens of the prompt.
         include_usage: the last chunk of the stream states usage.
     """
 
@@ -172,9 +181,11 @@ class Answer:
         tokenizer: Tokenizer,
         num_top: int | None,
         *,
+        num_prompt_top: int | None = None,
         include_usage: bool = False,
     ) -> None:
         self.form = form
+        self._num_prompt_top = num_prompt_top
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._include_usage = include_usage
@@ -187,7 +198,7 @@ class Answer:
 
     def plain(self, outcomes: Sequence[Outcome], usage: Usage) -> bytes:
         """Body of an answer that is not streamed."""
-        with_logprobs = [(outcome, self.logprobs(outcome.entries)) for outcome in outcomes]
+        with_logprobs = [(o, self.logprobs(o.entries), self._prompt_logprobs(o)) for o in outcomes]
         proof = outcomes[0].proof if len(outcomes) == 1 else None
         return _encode(self.form.plain(self.head, with_logprobs, usage=usage.answer(), pdserve=proof or UNSET))
 
@@ -205,6 +216,11 @@ class Answer:
 
     def chunk(self, choices: list[Any], usage: bytes, **more: Any) -> bytes:
         return b"data: " + _encode(self.head | {"choices": choices} | more)[:-1] + usage + b"}\n\n"
+
+    def _prompt_logprobs(self, outcome: Outcome) -> list[dict[str, PromptLogprob] | None] | UnsetType:
+        if self._num_prompt_top is None:
+            return UNSET
+        return prompt_logprobs(outcome.prompt_logprobs, self._num_prompt_top, self._tokenizer)
 
     def logprobs(self, entries: Sequence[TokenEntry]) -> ChatLogprobs | CompletionLogprobs | None:
         if self._num_top is None:

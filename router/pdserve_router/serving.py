@@ -11,11 +11,13 @@ import secrets
 from typing import TYPE_CHECKING
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from pdserve_router.errors import RequestTimeout, RouterDraining, RouterError
 from pdserve_router.generation import Choice, Generation, PromptRun, proof_of
 from pdserve_router.http_errors import http_answer
 from pdserve_router.output_processor import OutputProcessor
+from pdserve_router.prompt_scores import text_offsets
 from pdserve_router.responses import Answer, ChatFormat, CompletionFormat
 from pdserve_router.responses_api import ResponsesAnswer
 from pdserve_router.trace import RequestTrace
@@ -155,7 +157,8 @@ class Serving:
             return self._dispatcher.start(
                 served,
                 prompt.token_ids,
-                prompt.sampling,
+                # Those of the first choice's attempt are the same for all.
+                prompt.sampling if beside is None else replace(prompt.sampling, prompt_logprobs=None),
                 timeout_s=self._timeout_s,
                 client_id=trace.request_id,
                 cache_salt=request.body.cache_salt or "",
@@ -175,6 +178,7 @@ class Serving:
                     include_stop=request.include_stop,
                     skip_special_tokens=request.skip_special_tokens and not parsers.need_special_tokens,
                     prompt_token_ids=prompt.token_ids,
+                    text_offset=len(prompt.echo),
                 )
                 parser = parsers.new(prompt.token_ids)
                 choice = Choice(len(choices), sample, prompt, processor, parser, start, leader)
@@ -197,10 +201,14 @@ class Serving:
             vocab_size=served.vocab_size,
             defaults=tokenizer.generation_defaults,
         )
-        echo = ""
+        run = PromptRun(token_ids=ids, sampling=sampling)
         if request.echo:
-            echo = prompt if isinstance(prompt, str) else tokenizer.decode(ids, request.skip_special_tokens)
-        return PromptRun(token_ids=ids, sampling=sampling, echo=echo)
+            is_text = isinstance(prompt, str)
+            run.echo = prompt if isinstance(prompt, str) else tokenizer.decode(ids, request.skip_special_tokens)
+            if request.logprobs is not None:
+                skip = request.skip_special_tokens and not is_text
+                run.echo_offsets = text_offsets(tokenizer, ids, run.echo, skip_special_tokens=skip)
+        return run
 
     async def _failed(
         self, http: web.Request, run: Generation | None, error: RouterError, cause: BaseException | None
@@ -231,5 +239,6 @@ def _form(request: GenerationRequest, served: ServedModel) -> Form:
         unique,
         served.text.tokenizer,
         request.logprobs,
+        num_prompt_top=request.body.prompt_logprobs,
         include_usage=request.include_usage,
     )

@@ -93,6 +93,12 @@ class GenerationRequest:
     original: ResponsesBody | None = field(default=None, repr=False)
 
     @property
+    def num_prompt_logprobs(self) -> int | None:
+        """As ``logprobs``, for the prompt's tokens: those that the client asked for, and those of an echo."""
+        wanted = [self.body.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
+
+    @property
     def prompt_param(self) -> str:
         """The field that the prompt came from."""
         return {"chat": "messages", "completion": "prompt", "responses": "input"}[self.endpoint]
@@ -117,8 +123,6 @@ def parse_completion(data: bytes) -> GenerationRequest:
     """
     body = decode_body(data, _completion_decoder)
     refuse_unbuilt(body, NOT_BUILT)
-    if body.echo and body.logprobs is not None:
-        raise NotSupported("echo", "together with 'logprobs': the prompt's log probabilities are not computed")
     return _checked(
         body,
         endpoint="completion",
@@ -215,6 +219,7 @@ def sampling_params(
         ignore_eos=bool(body.ignore_eos),
         logit_bias=_logit_bias(body.logit_bias or {}, vocab_size),
         logprobs=request.logprobs,
+        prompt_logprobs=request.num_prompt_logprobs,
         grammar=request.grammar,
     )
 
@@ -340,6 +345,8 @@ def _checked(
         raise BadRequest(f"'n' choices of each prompt are {len(prompts) * n}; at most {MAX_CHOICES} in all", "n")
     if body.stream_options is not None and not body.stream:
         raise BadRequest("'stream_options' is only allowed with 'stream': true", "stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise NotSupported("prompt_logprobs", "not with 'stream': true")
     structure = wanted_grammar(body, RESPONSES_FORMAT if endpoint == "responses" else "response_format")
     if must_call:
         if structure is not None:

@@ -86,7 +86,8 @@ def _cases() -> Iterator[Case]:
     # Known, and not built.
     yield from _both("guided_json", {})
     yield from _both("use_beam_search", True)
-    yield from _both("prompt_logprobs", 1)
+    yield from _both("prompt_logprobs", -1, 21, "x", True)
+    yield from _both("prompt_logprobs", 0, 1, stream=True)
     yield from _both("priority", 1, -1, "high")
     yield from _both("suffix", "x")
     yield from _both("prompt_embeds", "AAAA")
@@ -103,7 +104,6 @@ def _cases() -> Iterator[Case]:
     yield from _of(COMPLETION, "n", 128, prompt=["x"] * 9)
     yield from _of(COMPLETION, "logprobs", -1, 21, True, "x", 1.5)
     yield from _of(COMPLETION, "echo", "x", 1)
-    yield COMPLETION, {"echo": True, "logprobs": 0}, "echo"
     yield COMPLETION, {"echo": True, "max_tokens": 0}, "max_tokens"
     # Messages.
     yield from _of(CHAT, "messages", None, [], "hi", 5, {}, [USER] * 2049)

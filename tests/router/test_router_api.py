@@ -482,8 +482,8 @@ def test_bad_requests_reach_no_node() -> None:
         (CHAT, b"{", 400, None),
         (COMPLETION, {"prompt": [5, 384]}, 400, "prompt[1]"),
         (COMPLETION, {"prompt": "x", "logit_bias": {"AI": 1}}, 400, "logit_bias"),
-        (COMPLETION, {"prompt": "x", "echo": True, "max_tokens": 1, "logprobs": 1}, 400, "echo"),
         (COMPLETION, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens"),
+        (COMPLETION, {"prompt": "x", "echo": True, "logprobs": 1, "max_tokens": 0}, 400, "max_tokens"),
         (COMPLETION, b'{"prompt": "x", "temperature": NaN}', 400, "temperature"),
         (COMPLETION, io.BytesIO(b'{"prompt": "' + b"x" * (9 << 20)), 413, None),
     ]

@@ -81,7 +81,6 @@ def test_bad_values_are_refused_by_name(parse: Any, field: str, value: Any) -> N
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("prompt_logprobs", 1),
         ("guided_json", {}),
         ("use_beam_search", True),
         ("reasoning_effort", "low"),
@@ -115,8 +114,7 @@ def test_chat_fields_that_are_not_built_are_refused_by_name(field: str, value: A
         chat(**{field: value})
 
 
-# B66, B81: echo is refused, with and without logprobs, rather than answered with half of it.
-@pytest.mark.parametrize(("field", "value"), [("echo", True), ("best_of", 2), ("suffix", "x")])
+@pytest.mark.parametrize(("field", "value"), [("best_of", 2), ("suffix", "x")])
 def test_completion_fields_that_are_not_built_are_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(NotSupported, match=field):
         completion(**{field: value, "logprobs": 1})

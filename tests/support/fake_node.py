@@ -32,6 +32,7 @@ from pdserve_protocol.outputs import (
     HandedOver,
     Outputs,
     PrefillProof,
+    PromptLogprobs,
     RequestOutput,
     TokenLogprobs,
     TransferProof,
@@ -165,6 +166,9 @@ class FakeNode:
         logprobs = None
         if request.sampling.logprobs is not None:
             logprobs = [made_up_logprobs(token_id, request.sampling.logprobs) for token_id in token_ids]
+        of_prompt = None
+        if prefill is not None and request.sampling.prompt_logprobs is not None and len(request.prompt_token_ids) > 1:
+            of_prompt = self.prompt_logprobs(request)
         return RequestOutput(
             id=request.id,
             position=position,
@@ -173,7 +177,14 @@ class FakeNode:
             end=end,
             prefill=prefill,
             transfer=transfer,
+            prompt_logprobs=of_prompt,
         )
+
+    def prompt_logprobs(self, request: AddRequest, start: int = 1, stop: int | None = None) -> PromptLogprobs:
+        """Made up, for the prompt's tokens from ``start`` on."""
+        num_top = request.sampling.prompt_logprobs or 0
+        ids = request.prompt_token_ids[start:stop]
+        return PromptLogprobs(position=start, tokens=[made_up_logprobs(token_id, num_top) for token_id in ids])
 
     def say_all(self, outputs: list[RequestOutput], some_id: str) -> None:
         """Many outputs in one message, to the router that sent the request ``some_id``."""

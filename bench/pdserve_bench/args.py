@@ -108,6 +108,7 @@ def _add_serve(benchmarks: Any) -> None:
         help="token ids of random prompts are below N (default: the vocabulary's size, where the server says it)",
     )
     add("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
+    add("--extra-body", metavar="JSON", help="an object: more fields of every request, as {\"logprobs\": 5}")
     add("--seed", type=int, metavar="N", help="of prompts, lengths and arrivals (default: another in every run)")
     add(
         "--timeout",

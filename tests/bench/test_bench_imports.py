@@ -14,7 +14,8 @@ FLAGS = {
     "serve": {
         *("--url", "--model", "--endpoint", "--concurrency", "--request-rate", "--arrivals", "--burstiness"),
         *("--num-prompts", "--warmup", "--input-len", "--output-len", "--prompts", "--tokenizer-vocab"),
-        *("--temperature", "--seed", "--timeout", "--slo", "--watch-pid", "--label", "--json", "--plot"),
+        *("--temperature", "--extra-body", "--seed", "--timeout", "--slo", "--watch-pid"),
+        *("--label", "--json", "--plot"),
     },
     "router": {
         "--model",

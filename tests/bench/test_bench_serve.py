@@ -79,10 +79,12 @@ def test_open_loop_and_a_picture(tmp_path: Path) -> None:
     code = _bench(
         fake,
         *("--request-rate", "100", "--arrivals", "constant", "--num-prompts", "10", "--endpoint", "chat"),
+        *("--extra-body", '{"min_tokens": 1, "temperature": 0.5}'),
         *("--output-len", "1", "--input-len", "6", "--json", str(result), "--plot", str(picture)),
     )
     assert code == 0
     assert all(len(body["messages"][0]["content"].split()) == 6 for body in fake.bodies)
+    assert all(body["min_tokens"] == 1 and body["temperature"] == 0.5 for body in fake.bodies)
     found = _json(result)
     assert found["config"]["load"] == {"rate": 100.0, "process": "constant", "burstiness": 1.0}
     assert found["summary"]["duration_s"] >= 0.09
@@ -130,6 +132,7 @@ def test_prompts_are_cut_to_the_context() -> None:
         (["--request-rate", "nan"], 2, "--request-rate nan"),
         (["--input-len", "x"], 2, "--input-len x"),
         (["--slo", "ttft"], 2, "--slo ttft"),
+        (["--extra-body", "[1]"], 2, "--extra-body [1]"),
         (["--plot", "run.gif"], 2, ".png or .html"),
         (["--prompts", "no-such-file"], 2, "no-such-file"),
         (["--output-len", "100"], 2, "the context is 100 tokens"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,7 @@ class ServeBench:
         prompt_file: prompts instead of random ones.
         num_warmup: requests before the measured ones.
         seed: of prompts, lengths and arrivals; None draws one, so that no run finds the last one's prompts cached.
+        extra_body: more fields of every request.
         timeout_s: after which a request has failed.
         watch_pids: processes whose processor time is measured as well.
         label: names the run in its record.
@@ -60,6 +61,7 @@ class ServeBench:
     num_warmup: int
     seed: int | None
     temperature: float
+    extra_body: dict[str, Any]
     timeout_s: float
     objectives: tuple[Objective, ...]
     watch_pids: tuple[int, ...]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from pdserve_bench.errors import BadOption
 from pdserve_bench.serve.config import ClosedLoop, OpenLoop, ServeBench
@@ -46,6 +48,7 @@ def serve_options(args: argparse.Namespace) -> ServeBench:
         num_warmup=args.warmup,
         seed=args.seed,
         temperature=args.temperature,
+        extra_body=_object("--extra-body", args.extra_body),
         timeout_s=args.timeout,
         objectives=parse_slo(args.slo),
         watch_pids=tuple(args.watch_pid),
@@ -53,6 +56,13 @@ def serve_options(args: argparse.Namespace) -> ServeBench:
         json_path=args.json,
         plot_path=args.plot,
     )
+
+
+def _object(flag: str, text: str | None) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any]) if text is not None else {}
+    except msgspec.DecodeError as error:
+        raise BadOption(flag, text, "a JSON object is expected") from error
 
 
 def _value(args: argparse.Namespace, flag: str) -> float | None:

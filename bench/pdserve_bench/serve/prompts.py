@@ -99,8 +99,10 @@ def _from_json(path: Path, number: int, text: str) -> Prompt:
     return Prompt(content=content, max_tokens=line.max_tokens)
 
 
-def request_body(prompt: Prompt, endpoint: Endpoint, model: str, max_tokens: int, temperature: float) -> bytes:
-    """JSON of a streaming request for exactly ``max_tokens`` tokens."""
+def request_body(
+    prompt: Prompt, endpoint: Endpoint, model: str, max_tokens: int, temperature: float, extra: dict[str, Any]
+) -> bytes:
+    """JSON of a streaming request for exactly ``max_tokens`` tokens, unless ``extra``, more fields, says otherwise."""
     content = prompt.content
     body: dict[str, Any] = {
         "model": model,
@@ -114,4 +116,4 @@ def request_body(prompt: Prompt, endpoint: Endpoint, model: str, max_tokens: int
         body["messages"] = [{"role": "user", "content": content}] if isinstance(content, str) else content
     else:
         body["prompt"] = content
-    return msgspec.json.encode(body)
+    return msgspec.json.encode(body | extra)

@@ -104,7 +104,7 @@ def _bodies(bench: ServeBench, model: ServedModel, rng: random.Random) -> tuple[
                 raise BadOption("--output-len", max(output_lengths), f"the context is {model.max_model_len} tokens")
         prompts = random_prompts(bench.endpoint, bench.input_lengths, vocab_size or 0, limit, rng)
     bodies = [
-        request_body(prompt, bench.endpoint, model.name, length, bench.temperature)
+        request_body(prompt, bench.endpoint, model.name, length, bench.temperature, bench.extra_body)
         for prompt, length in zip(prompts, output_lengths, strict=False)
     ]
     return bodies[: bench.num_warmup], bodies[bench.num_warmup :]

@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve bench gpu-check fuzz-api test lint clean
+.PHONY: help setup demo serve bench gpu-check chaos soak fuzz-api test lint clean
 help:           ## this list
 	@grep -E '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -35,6 +35,16 @@ gpu-check:      ## on a CUDA machine: kernels, graphs and a pair of nodes agains
 
 fuzz-api: $(STAMP) ## 2,000 requests made from the OpenAPI document, good and bad, to a router over fake nodes
 	$(BIN)/python tests/fuzz_api.py 2000
+
+chaos: $(STAMP) ## thousands of requests over nodes that are killed and links that lose and corrupt; some minutes
+	$(BIN)/python tests/chaos.py --requests 20000 --kv-connector nixl
+	$(BIN)/python tests/chaos.py --requests 20000 --kv-connector tcp
+	$(BIN)/python tests/chaos.py --model smollm2 --requests 2000 --concurrency 16
+
+soak: $(STAMP)  ## the same for an hour
+	$(BIN)/python tests/chaos.py --requests 100000 --kv-connector nixl
+	$(BIN)/python tests/chaos.py --requests 100000 --kv-connector tcp
+	$(BIN)/python tests/chaos.py --model smollm2 --seconds 1200 --kill-every 120 --concurrency 8
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -16,7 +16,7 @@ from pdserve_kernels.errors import NoSuchFamily
 if TYPE_CHECKING:
     from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,14 +73,23 @@ class Models:
 
     def expected(self, name: str, prompt: Sequence[int]) -> list[int]:
         """Greedy output of transformers, of NUM_TOKENS tokens."""
+        key = (name, tuple(prompt))
+        if key not in self._expected:
+            self._expected[key] = reference(self._reference(name), prompt, NUM_TOKENS)
+        return self._expected[key]
+
+    def logprobs(self, name: str, prompt: Sequence[int]) -> torch.Tensor:
+        """Log probabilities of all tokens after each token of the prompt, by transformers."""
+        with torch.inference_mode():
+            logits = self._reference(name)(torch.tensor([list(prompt)])).logits[0]
+        return torch.log_softmax(logits.double(), dim=-1)
+
+    def _reference(self, name: str) -> Any:
         if name not in self._references:
             model = AutoModelForCausalLM.from_pretrained(self._folder / name, dtype=torch.float32)
             model.generation_config.eos_token_id = None
             self._references[name] = model
-        key = (name, tuple(prompt))
-        if key not in self._expected:
-            self._expected[key] = reference(self._references[name], prompt, NUM_TOKENS)
-        return self._expected[key]
+        return self._references[name]
 
 
 def _flatten(folder: Path) -> None:
@@ -290,6 +299,37 @@ def test_penalties_count_the_first_token(paths):  # B100
     assert len({token_ids[0] for token_ids in outputs.values()}) == 1
     assert any(first == second for first, second in pairwise(outputs[0.0, 0.0]))
     assert outputs[0.0, 2.0][1] != outputs[0.0, 2.0][0]
+
+
+# ---- log probabilities of the prompt ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, BLOCK, 3 * CHUNK + 1, 2000])
+def test_prompt_logprobs_are_those_of_transformers_on_both_paths(models, model, length):  # B81
+    paths, prompt = models.paths(model), make_prompt(length, seed=9)
+    expected = models.logprobs(model, prompt)
+    body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, "max_tokens": 3, "logprobs": 1, "echo": True}
+    answers = []
+    # The second time the prompt is cached on both nodes.
+    for path in (paths.disaggregated, paths.aggregated, paths.disaggregated, paths.aggregated):
+        status, answer = path.post("/v1/completions", body | {"prompt_logprobs": 1})
+        assert status == 200, answer
+        assert answer["pdserve"]["mode"] == ("disaggregated" if path is paths.disaggregated else "aggregated")
+        choice = answer["choices"][0]
+        answers.append((choice["logprobs"], choice["prompt_logprobs"]))
+    assert all(answer == answers[0] for answer in answers)
+    echoed, scores = answers[0]
+    assert {len(values) for values in echoed.values()} == {length + 3}
+    assert len(scores) == length
+    assert scores[0] is echoed["token_logprobs"][0] is None
+    for position, score in enumerate(scores[1:], start=1):
+        row, entry = expected[position - 1], score[str(prompt[position])]
+        wanted = pytest.approx(row[prompt[position]].item(), abs=1e-3)
+        assert entry["logprob"] == echoed["token_logprobs"][position] == wanted
+        assert abs(entry["rank"] - 1 - int((row > row[prompt[position]]).sum())) <= 2
+        best = int(row.argmax())
+        assert len(score) == (1 if prompt[position] == best else 2)
+        assert score[str(best)]["rank"] == 1
 
 
 # ---- the split after the first token: text ---------------------------------------------------------------------------

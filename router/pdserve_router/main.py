@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _CLOSE_S = 2.0
+_OBJECTS_A_SEARCH = 20_000
 
 
 class RouterServer:
@@ -110,6 +112,9 @@ async def run(config: RouterConfig) -> int:
         loop.add_signal_handler(number, signals.put_nowait, number)
     try:
         url = await server.start()
+        # What is loaded by now is no garbage, and requests leave few cycles: streams need not wait for a search.
+        gc.freeze()
+        gc.set_threshold(_OBJECTS_A_SEARCH)
         print(f"router ready-to-listen on {url}", flush=True)
         first = await signals.get()
         log.info("%s: draining; a second one ends at once", signal.Signals(first).name)

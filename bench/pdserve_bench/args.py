@@ -51,6 +51,18 @@ examples:
   pdserve bench kv --connectors tcp --blocks 1 8 32 128 --csv kv.csv --plot kv.png
 """
 
+_HANDOFF = """\
+Starts a prefill node, a decode node and a router on this machine and measures what handing over costs a request: the
+gap between its first and second token beyond a decode step (gap), the time from offer to grant on a decode node with a
+full batch (grants), memory that is reserved and does not decode yet, by --grant-policy (policies), and throughput with
+digests over that without (digests).
+"""
+_HANDOFF_EPILOG = """\
+examples:
+  pdserve bench handoff
+  pdserve bench handoff --measures gap --num-prompts 50 --kv-connector tcp --json gap.json
+"""
+
 
 def add_bench(commands: Any) -> None:
     """Adds ``bench`` and its own commands to the subparsers of ``pdserve``."""
@@ -60,6 +72,7 @@ def add_bench(commands: Any) -> None:
     _add_kernels(benchmarks)
     _add_router(benchmarks)
     _add_kv(benchmarks)
+    _add_handoff(benchmarks)
 
 
 def _add_serve(benchmarks: Any) -> None:
@@ -108,7 +121,7 @@ def _add_serve(benchmarks: Any) -> None:
         help="token ids of random prompts are below N (default: the vocabulary's size, where the server says it)",
     )
     add("--temperature", type=float, default=0.0, metavar="T", help="default: %(default)g")
-    add("--extra-body", metavar="JSON", help="an object: more fields of every request, as {\"logprobs\": 5}")
+    add("--extra-body", metavar="JSON", help='an object: more fields of every request, as {"logprobs": 5}')
     add("--seed", type=int, metavar="N", help="of prompts, lengths and arrivals (default: another in every run)")
     add(
         "--timeout",
@@ -216,6 +229,21 @@ def _add_kv(benchmarks: Any) -> None:
     add("--mooncake", type=Path, metavar="PYTHON", help="an interpreter with Mooncake's transfer engine, to compare")
     add("--csv", type=Path, metavar="FILE", help="writes the result as CSV")
     _add_outputs(kv)
+
+
+def _add_handoff(benchmarks: Any) -> None:
+    handoff = _sub(benchmarks, "handoff", "what handing over costs a request", _HANDOFF, _HANDOFF_EPILOG)
+    add = handoff.add_argument
+    measures = ["gap", "grants", "policies", "digests"]
+    add("--model", default="smollm2", help="default: %(default)s, the demo model")
+    add("--measures", nargs="+", choices=measures, default=measures, metavar="NAME", help=f"of {', '.join(measures)}")
+    add("--num-prompts", type=int, default=24, metavar="N", help="of each load (default: %(default)s)")
+    add("--input-len", type=int, default=512, metavar="N", help="tokens of a prompt (default: %(default)s)")
+    add("--output-len", type=int, default=64, metavar="N", help="tokens of an output (default: %(default)s)")
+    add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: %(default)s)")
+    add("--repetitions", type=int, default=5, metavar="N", help="of what is compared in turns (default: %(default)s)")
+    add("--kv-connector", default="nixl", metavar="NAME", help="of both nodes (default: %(default)s)")
+    _add_label_and_json(handoff)
 
 
 def _add_outputs(parser: argparse.ArgumentParser) -> None:

@@ -39,6 +39,11 @@ def run_bench(args: argparse.Namespace, *, console: Console, log: Console) -> in
         from pdserve_bench.kv.run import bench_kv
 
         return bench_kv(kv_options(args), console=console, log=log)
+    if args.benchmark == "handoff":
+        from pdserve_bench.handoff.config import handoff_options
+        from pdserve_bench.handoff.run import bench_handoff
+
+        return bench_handoff(handoff_options(args), console=console, log=log)
     from pdserve_bench.kernels.options import kernels_options
     from pdserve_bench.kernels.run import bench_kernels
 

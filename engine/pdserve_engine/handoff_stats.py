@@ -11,7 +11,7 @@ from pdserve_protocol.node import Histogram
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.035, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 MAX_PEERS = 256
 """Peers beyond these, in the order of their coming, are counted together."""
 

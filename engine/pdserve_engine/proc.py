@@ -418,7 +418,7 @@ class EngineCoreProc:
             counters=counters,
             peers=self._sending.peers() | self._receiving.peers(),
             peer_counters=merged(self._sending.stats, self._receiving.stats),
-            histograms=self._receiving.stats.histograms(),
+            histograms=self._sending.stats.histograms() | self._receiving.stats.histograms(),
             gauges={
                 "blocks_reserved": self._receiving.reserved.now,
                 "blocks_reserved_most": self._receiving.reserved.most,

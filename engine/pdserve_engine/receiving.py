@@ -206,6 +206,7 @@ class Receiving:
             request.set_kv_origin(machine.origin)
             if scheduler.reserve(id) is None:
                 return
+            self._mover.populate(scheduler.block_ids(id))
             self.reserved.reserve(id, num_blocks, now)
             self._wanting.remove(id)
             positions = positions_to_send(request.num_tokens, request.num_cached_tokens, machine.wire.source.block_size)

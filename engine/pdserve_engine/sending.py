@@ -68,6 +68,7 @@ class _Outgoing:
     """One hand-off from here.
 
     ``num_kv_tokens``: prompt and forced output, whose KV the receiver needs. ``logprobs``: of the tokens after those.
+    ``offered_at``: until it is granted.
     """
 
     request: Request
@@ -77,6 +78,7 @@ class _Outgoing:
     link: _Link | None = None
     num_ready_blocks: int = 0
     writing: dict[int, int] = field(default_factory=dict)
+    offered_at: float | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -181,6 +183,7 @@ class Sending:
         outgoing.link = link = self._link_to(outgoing.send_to, now)
         num_left = outgoing.num_kv_tokens - outgoing.request.num_computed_tokens
         eta_s = self._policy.eta_s(max(0, num_left))
+        outgoing.offered_at = now
         self._apply(link, link.machine.offer(id, outgoing.num_kv_tokens, eta_s, now), now)
         self._mark_ready(outgoing, outgoing.request.num_computed_tokens, now)
 
@@ -311,6 +314,9 @@ class Sending:
                     self._write(link, id, dict(slots))
                 case Granted(id=id):
                     self._core.scheduler.grant(id)
+                    if (outgoing := self._outgoing[id]).offered_at is not None:
+                        self.stats.observe(offer_to_grant_s=now - outgoing.offered_at)
+                        outgoing.offered_at = None
                 case Ended(id=id, outcome=outcome):
                     self._end(id, outcome, now)
                 case LinkLost(reason=reason, silent=silent):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pdserve_protocol.handoff import Region
 
+from pdserve_kv_transfer.cache_memory import populate
 from pdserve_kv_transfer.codec import Lander, Packer, slot_bytes_of
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.errors import ConnectorMissing, RegionTooSmall, TransferError
@@ -105,6 +106,7 @@ class Mover:
     ) -> None:
         self._region_bytes = region_bytes
         self._cache_NB = cache_NB
+        self._populated = bytearray(cache_NB.shape[0])
         self._slots_of(None)
         self._secret = secret
         self.regions_abandoned = 0
@@ -161,6 +163,10 @@ class Mover:
     def land(self, peer: str, id: str, pieces: Sequence[tuple[int, int, int | Sequence[CopyRun], bytes]]) -> None:
         """(position, slot, block or runs of its tokens, tag) each; answered by one Landed."""
         self._commands.put(lambda: self._do_land(peer, id, pieces))
+
+    def populate(self, blocks: Sequence[int]) -> None:
+        """Blocks of the cache are about to be landed in: what their memory still has to cost, it costs before."""
+        self._commands.put(lambda: self._do_populate(blocks))
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Fences all regions, releases the connectors and ends the thread; False if it has not ended in time."""
@@ -368,6 +374,15 @@ class Mover:
             (ok if verified else bad).add(position)
         num_bytes = len(ok) * region.zone.slot_bytes if region is not None else 0
         self._post(Landed(peer, id, frozenset(ok), frozenset(bad), num_bytes, time.perf_counter() - began))
+
+    def _do_populate(self, blocks: Sequence[int]) -> None:
+        cache_NB = self._cache_NB
+        if not isinstance(cache_NB, np.ndarray):
+            return
+        for block in blocks:
+            if not self._populated[block]:
+                populate(cache_NB[block])
+                self._populated[block] = 1
 
     def _do_close(self) -> None:
         self._closing = True

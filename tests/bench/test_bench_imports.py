@@ -31,6 +31,10 @@ FLAGS = {
         *("--connectors", "--block-bytes", "--blocks", "--concurrency", "--wire-dtypes", "--repetitions", "--listen"),
         *("--connect", "--cluster-key", "--insecure", "--mooncake", "--csv", "--label", "--json", "--plot"),
     },
+    "handoff": {
+        *("--model", "--measures", "--num-prompts", "--input-len", "--output-len", "--concurrency", "--repetitions"),
+        *("--kv-connector", "--label", "--json"),
+    },
     "kernels": {
         *("--model", "--dtype", "--backend", "--baseline", "--threads", "--batch-sizes", "--context"),
         *("--prefill-lens", "--repetitions", "--label", "--json", "--plot"),

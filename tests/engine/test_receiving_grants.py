@@ -43,6 +43,9 @@ class Listener:
     def open_region(self, peer: str, connector: str, wire: object) -> None:
         self.sent.append(("open_region", peer))
 
+    def populate(self, blocks: object) -> None:
+        pass
+
 
 class Always:
     when: GrantPolicy = "offer"

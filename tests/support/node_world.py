@@ -193,6 +193,9 @@ class Node:
         digests = {position: digest(self.engine.executor.read_block(block)) for position, block, _ in pieces}
         self.world.flights.append(Flight(self, key, id, pieces, self.connected[key], digests))
 
+    def populate(self, blocks: Sequence[int]) -> None:
+        pass
+
     def land(self, key: str, id: str, pieces: Sequence[tuple[int, int, int, bytes]]) -> None:
         self.world.landings.append(LandingPass(self, self.regions.get(key), key, id, pieces))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import os
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Self
 
 from pdserve_bench.errors import ServerNotUsable
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _STOP_S = 10.0
+_READY_S = 20.0
 
 
 class Child:
@@ -57,3 +61,25 @@ class Child:
         self._process.wait(_STOP_S)
         if self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def wait_until_ready(port: int) -> None:
+    """Until a router on this machine has a prefill and a decode node that can work together.
+
+    Raises:
+        ServerNotUsable: it has not in time.
+    """
+    deadline = time.monotonic() + _READY_S
+    while time.monotonic() < deadline:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_READY_S)
+        connection.request("GET", "/health")
+        answer = json.loads(connection.getresponse().read())
+        connection.close()
+        if answer["pair"]:
+            connection.request("GET", "/ready")
+            is_ready = connection.getresponse().status == 200
+            connection.close()
+            if is_ready:
+                return
+        time.sleep(0.05)
+    raise ServerNotUsable(f"127.0.0.1:{port}", f"not ready within {_READY_S:g} s")

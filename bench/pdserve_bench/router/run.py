@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import os
@@ -13,13 +12,12 @@ from pdserve_engine.weights import resolve_model
 from pdserve_text.files import load_tokenizer_files
 from pdserve_text.tokenizer import Tokenizer
 
-from pdserve_bench.errors import ServerNotUsable
 from pdserve_bench.machine import Machine
 from pdserve_bench.reports import write_json
 from pdserve_bench.router.config import phases
 from pdserve_bench.router.fake_nodes import MODEL_NAME, TEXT
 from pdserve_bench.router.load import closed_loop
-from pdserve_bench.router.process import Child
+from pdserve_bench.router.process import Child, wait_until_ready
 from pdserve_bench.router.summary import Moment, cost
 from pdserve_bench.router.view import table
 from pdserve_bench.serve.usage import process_usage
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
     from pdserve_bench.router.config import Phase, RouterBench
     from pdserve_bench.router.load import Counted
     from pdserve_bench.router.summary import PhaseCost
-
-_READY_S = 20.0
 
 
 def bench_router(bench: RouterBench, *, console: Console, log: Console) -> int:
@@ -78,7 +74,7 @@ def _measure(
             "pdserve_router.main", [*addresses, "--port", "0", "--log-level", "warning"], {router_core}
         ) as router:
             port = int(router.ready_line.rpartition(":")[2])
-            _wait_until_ready(port)
+            wait_until_ready(port)
 
             def on_window(counted: Counted) -> None:
                 cpu_s = process_usage(router.pid).cpu_s
@@ -102,20 +98,3 @@ def _request(phase: Phase, tokenizer: Tokenizer) -> bytes:
     )
     head = "POST /v1/completions HTTP/1.1\r\nHost: router\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
-
-
-def _wait_until_ready(port: int) -> None:
-    deadline = time.monotonic() + _READY_S
-    while time.monotonic() < deadline:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_READY_S)
-        connection.request("GET", "/health")
-        answer = json.loads(connection.getresponse().read())
-        connection.close()
-        if answer["pair"]:
-            connection.request("GET", "/ready")
-            is_ready = connection.getresponse().status == 200
-            connection.close()
-            if is_ready:
-                return
-        time.sleep(0.05)
-    raise ServerNotUsable(f"127.0.0.1:{port}", f"not ready within {_READY_S:g} s")

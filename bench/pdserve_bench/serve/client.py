@@ -52,6 +52,7 @@ class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: Any = None
+    pdserve: dict[str, Any] | None = None
 
 
 _chunk = msgspec.json.Decoder(_Chunk)
@@ -110,6 +111,7 @@ def read_answer(record: RequestRecord, stamped: Sequence[tuple[float, bytes]]) -
             if chunk.usage is not None:
                 record.num_prompt_tokens = chunk.usage.prompt_tokens
                 record.num_output_tokens = chunk.usage.completion_tokens
+            record.proof = chunk.pdserve or record.proof
             record.token_times += [now for choice in chunk.choices if choice.has_token()]
     # A server that does not count has sent at least a token a chunk.
     record.num_output_tokens = max(record.num_output_tokens, len(record.token_times))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
 from pdserve_bench.stats import distribution
 
@@ -23,6 +23,7 @@ class RequestRecord:
         token_times: when each chunk with a new token was read. A server may put several tokens into one chunk.
         ended: when the answer was complete, or had failed.
         num_prompt_tokens, num_output_tokens: as the server counts them.
+        proof: what a server of ours says that its nodes did.
         error: what went wrong, as a kind that many requests can share; None for a complete answer.
     """
 
@@ -33,6 +34,7 @@ class RequestRecord:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     error: str | None = None
+    proof: dict[str, Any] | None = None
 
     @property
     def gaps(self) -> list[float]:

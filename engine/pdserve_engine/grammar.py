@@ -38,6 +38,9 @@ class GrammarState:
     @property
     def is_complete(self) -> bool:
         """Nothing but an end id may follow."""
+        if self._mask is not None:
+            # The matcher answers nothing while it computes.
+            self._mask.result()
         return self._matcher.is_complete
 
     def append(self, token_id: int) -> None:
@@ -50,12 +53,19 @@ class GrammarState:
         if self._mask is None:
             self._mask = self._thread.submit(self._matcher.mask)
 
+    def allows(self, token_id: int) -> bool:
+        """Whether it may be the next token."""
+        return bool(self._bits()[token_id // 8] >> token_id % 8 & 1)
+
     def allowed(self) -> npt.NDArray[np.bool_]:
         """Whether each token may be the next one, [vocab]."""
+        bits = np.frombuffer(self._bits(), dtype=np.uint8)
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def _bits(self) -> bytes:
         self.begin_mask()
         assert self._mask is not None
-        bits = np.frombuffer(self._mask.result(), dtype=np.uint8)
-        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
+        return self._mask.result()
 
 
 class Grammars:

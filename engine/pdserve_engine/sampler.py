@@ -84,19 +84,18 @@ class SamplerState:
     @property
     def is_plain_greedy(self) -> bool:
         """The next token is that of the largest raw logit, and nothing else is asked."""
-        return self._is_greedy and not self.adjusts
-
-    @property
-    def adjusts(self) -> bool:
-        """The next token is not chosen by the raw logits."""
-        return self.grammar is not None or self._adjusts_values
+        return self._is_greedy and self.grammar is None and not self._adjusts_values
 
     @property
     def _adjusts_values(self) -> bool:
         return self._always_adjusts or self.num_output_tokens < self.params.min_tokens
 
+    def keeps(self, token_id: int) -> bool:
+        """Whether the token of the largest raw logit is also that of the largest adjusted one."""
+        return not self._adjusts_values and (self.grammar is None or self.grammar.allows(token_id))
+
     def adjusted(self, raw: Row) -> Row:
-        """The logits from which the next token is chosen; ``raw`` itself where ``adjusts`` is false."""
+        """The logits from which the next token is chosen; ``raw`` itself where nothing adjusts them."""
         logits = _adjusted(raw, self) if self._adjusts_values else raw
         if self.grammar is None:
             return logits
@@ -139,12 +138,11 @@ def logprobs_of(logits_NV: torch.Tensor, token_ids: Sequence[int], num_top: int)
 
 def _sample_row(raw: Row, greedy_id: int, state: SamplerState) -> Sampled:
     params = state.params
-    logits = state.adjusted(raw)
     if params.temperature == 0:
-        token_id = int(logits.argmax()) if state.adjusts else greedy_id
+        token_id = greedy_id if state.keeps(greedy_id) else int(state.adjusted(raw).argmax())
     else:
         token_id = _math.draw(
-            logits,
+            state.adjusted(raw),
             temperature=params.temperature,
             top_k=params.top_k,
             top_p=params.top_p,

@@ -165,6 +165,8 @@ class Dispatcher:
     ) -> Attempt:
         """Send the halves of a request to the nodes chosen for it: those of ``beside``, if they are still there.
 
+        Where the decode node of ``beside`` has taken its prompt over, it is asked alone, and goes on from that prompt.
+
         The caller must ``close`` the attempt, whatever happens.
 
         Raises:
@@ -173,6 +175,9 @@ class Dispatcher:
         """
         if beside is not None and all(node.boot_id == beside.boot_ids[half] for half, node in beside.nodes.items()):
             mode, nodes = beside.mode, beside.nodes
+            if beside.life.has_forkable_prompt:
+                # Nothing is computed or transferred for it again: the prompt is in the decode node's cache.
+                mode, nodes = "forked", {Half.DECODE: nodes[Half.DECODE]}
         else:
             mode, nodes = self._choose(served, sampling.max_tokens)
         num_prompt_logprobs = len(prompt_token_ids) - 1 if sampling.prompt_logprobs is not None else 0

@@ -117,7 +117,7 @@ class Choice:
         self._leader = leader
 
     async def begin(self) -> Attempt:
-        """Send the attempt. One shared hand-off for all choices of a prompt would be asked for here."""
+        """Send the attempt: all choices of a prompt go on from what is computed, and handed over, for the first."""
         leader = self._leader
         if leader is None:
             self.attempt = self._start(self.prompt, self._sample, None)

@@ -70,6 +70,11 @@ class AttemptLife:
         self.transfer_proof: TransferProof | None = None
 
     @property
+    def has_forkable_prompt(self) -> bool:
+        """Whether the decode node has taken over the prompt's KV, and just as it would have computed it itself."""
+        return self.transfer_proof is not None and self.transfer_proof.exact
+
+    @property
     def num_tokens(self) -> int:
         """Output tokens reported so far."""
         return self._next

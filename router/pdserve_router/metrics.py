@@ -104,10 +104,11 @@ class RouterMetrics:
             milliseconds = getattr(proof.time, f"{name}_ms")
             if milliseconds is not None:
                 histogram.observe(milliseconds / 1000)
-        first_side = "decode" if proof.mode == "aggregated" else "prefill"
+        first_side = "decode" if proof.mode in ("aggregated", "forked") else "prefill"
         cached = getattr(proof.cached_tokens, first_side)
         if cached is not None:
-            self._count_prompt(first_side, cached=cached, computed=num_prompt_tokens - cached)
+            source = "recomputed" if proof.mode == "forked" else "computed"
+            self._count_prompt(first_side, **{"cached": cached, source: num_prompt_tokens - cached})
         if proof.transport is not None:
             cached, recomputed = proof.cached_tokens.decode or 0, proof.tokens_recomputed
             transferred = num_prompt_tokens - cached - recomputed

@@ -11,7 +11,7 @@ from pdserve_router.lifecycle import Half
 if TYPE_CHECKING:
     from pdserve_router.lifecycle import AttemptLife
 
-Mode = Literal["disaggregated", "aggregated", "prefill_only"]
+Mode = Literal["disaggregated", "aggregated", "prefill_only", "forked"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     """The ``pdserve`` object of an answer.
 
     Attributes:
-        mode: "aggregated": one decode node did all; "prefill_only": the first token was the last.
+        mode: "aggregated": one decode node did all; "prefill_only": the first token was the last; "forked": the decode
+            node went on from the prompt of another choice, whose proof tells of the prefill node and of the transfer.
         tokens_recomputed: prompt tokens that the decode node computed although a prefill node had.
         blocks_resent: blocks that did not arrive as they were sent and were sent again.
         exact: the tokens are those that a single node would have made.
@@ -61,10 +62,11 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
 def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_node: str | None) -> Proof:
     """Proof of an attempt from what its nodes have said so far."""
-    first_half = Half.DECODE if mode == "aggregated" else Half.PREFILL
-    prefill = life.prefill_proofs.get(first_half)
+    alone = mode in ("aggregated", "forked")
+    prefill = life.prefill_proofs.get(Half.DECODE if alone else Half.PREFILL)
     transfer = life.transfer_proof
     cached = None if prefill is None else prefill.cached_tokens
+    recomputed = prefill.computed_tokens if prefill is not None and mode == "forked" else 0
     return Proof(
         mode=mode,
         prefill_node=prefill_node,
@@ -72,10 +74,10 @@ def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_
         transport=transfer.transport if transfer else None,
         blocks_moved=transfer.blocks if transfer else 0,
         bytes_moved=transfer.bytes if transfer else 0,
-        tokens_recomputed=transfer.recomputed_tokens if transfer else 0,
+        tokens_recomputed=transfer.recomputed_tokens if transfer else recomputed,
         cached_tokens=CachedTokens(
-            prefill=None if mode == "aggregated" else cached,
-            decode=cached if mode == "aggregated" else (transfer.cached_tokens if transfer else None),
+            prefill=None if alone else cached,
+            decode=cached if alone else (transfer.cached_tokens if transfer else None),
         ),
         exact=transfer.exact if transfer else True,
         time=TimeSplit(

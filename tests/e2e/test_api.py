@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig
+from pdserve_engine.wiring import build_engine
+from pdserve_protocol.requests import AddRequest
+from pdserve_protocol.sampling import SamplingParams
+from pdserve_text.detokenizer import IncrementalDetokenizer
+from pdserve_text.files import load_tokenizer_files
+from pdserve_text.tokenizer import Tokenizer
 from support.clients import prompt_of
 from support.cluster import Cluster
 from support.models import tiny_model
@@ -16,7 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
-SAMPLED = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True}
+BLOCK = 16
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -36,24 +47,94 @@ def texts_of(events: list[dict[str, Any]]) -> list[str]:
     return [texts[index] for index in sorted(texts)]
 
 
-def test_choices_share_a_prompt_and_are_each_as_if_alone(cluster: Cluster) -> None:
-    # B46, B77: the prompt is computed once, and found in both caches by the other choices.
-    body = SAMPLED | {"prompt": [prompt_of(1, 70), prompt_of(2, 50)], "n": 3}
+class Offline:
+    """The same model in this process: what each choice says when it is the only one."""
+
+    def __init__(self, folder: Path) -> None:
+        config = EngineConfig(model=ModelConfig(path=folder, dtype="float32"), cache=CacheConfig(num_blocks=64))
+        self._core, _ = build_engine(config)
+        self._tokenizer = Tokenizer.from_files(load_tokenizer_files(folder))
+
+    def text(self, prompt: list[int], choice: int) -> str:
+        sampling = SamplingParams(**SAMPLED)
+        message = AddRequest(id="x", boot_id="", prompt_token_ids=prompt, sampling=sampling, choice=choice)
+        request = self._core.add_request(message, 0.0)
+        while self._core.step_in_flight or self._core.scheduler.requests:
+            self._core.step(time.monotonic)
+        return IncrementalDetokenizer(self._tokenizer, prompt_token_ids=prompt).push(request.output_token_ids)
+
+    def close(self) -> None:
+        self._core.close()
+
+
+@pytest.fixture(scope="module")
+def offline(cluster: Cluster) -> Iterator[Offline]:
+    with closing(Offline(Path(cluster.model))) as offline:
+        yield offline
+
+
+def counter(cluster: Cluster, role: str, name: str) -> int:
+    return sum(status.counters[name] for status in cluster.statuses() if status.info.identity.role == role)
+
+
+@pytest.mark.parametrize("length", [3, 16, 64, 70])
+def test_choices_share_a_prompt_and_are_each_as_if_alone(cluster: Cluster, offline: Offline, length: int) -> None:
+    # B46, B77: the prompt is computed and handed over once; the decode node goes on from it with the other choices.
+    prompts = [prompt_of(length, length), prompt_of(length + 1, length - 1)]
+    body = SAMPLED | {"prompt": prompts, "n": 3, "cache_salt": str(length)}
+    names = ("prefill", "prompt_tokens_computed"), ("prefill", "blocks_sent"), ("decode", "blocks_landed")
+    before = [counter(cluster, *name) for name in names]
     status, answer = cluster.post(COMPLETION, body)
     assert status == 200, answer
+    cluster.wait_until_idle()
+    num_blocks = sum(-(-len(prompt) // BLOCK) for prompt in prompts)
+    after = [counter(cluster, *name) for name in names]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [2 * length - 1, num_blocks, num_blocks]
     texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [offline.text(prompt, choice) for prompt in prompts for choice in range(3)]
     assert len(set(texts)) == 6
+    assert answer["usage"]["prompt_tokens"] == 2 * length - 1
+    assert answer["usage"]["completion_tokens"] == 6 * SAMPLED["max_tokens"]
+    for choice in answer["choices"]:
+        proof, prompt = choice["pdserve"], prompts[choice["index"] // 3]
+        if choice["index"] % 3 == 0:
+            assert (proof["mode"], proof["blocks_moved"]) == ("disaggregated", -(-len(prompt) // BLOCK))
+            continue
+        assert (proof["mode"], proof["blocks_moved"], proof["exact"]) == ("forked", 0, True)
+        cached = (len(prompt) - 1) // BLOCK * BLOCK
+        assert proof["cached_tokens"] == {"prefill": None, "decode": cached}
+        assert proof["tokens_recomputed"] == len(prompt) - cached <= BLOCK
     assert texts_of(list(cluster.stream(COMPLETION, body))) == texts
-    for i, prompt in enumerate(body["prompt"]):
-        alone = cluster.complete(prompt, **SAMPLED | {"cache_salt": "alone"})
-        assert alone["choices"][0]["text"] == texts[3 * i]
-    proofs = [choice["pdserve"] for choice in answer["choices"]]
-    assert {proof["mode"] for proof in proofs} == {"disaggregated"}
-    for first in (0, 3):
-        assert proofs[first]["cached_tokens"] == {"prefill": 0, "decode": 0}
-        for proof in proofs[first + 1 : first + 3]:
-            assert proof["cached_tokens"]["prefill"] >= 48
-            assert proof["blocks_moved"] < proofs[first]["blocks_moved"]
+    cluster.wait_until_idle()
+
+
+def test_many_requests_of_several_choices_at_once(cluster: Cluster, offline: Offline) -> None:
+    # B46
+    prompts = [prompt_of(50 + i, 40 + 5 * i) for i in range(10)]
+
+    def ask(prompt: list[int]) -> list[str]:
+        body = SAMPLED | {"prompt": prompt, "n": 3}
+        if len(prompt) % 2:
+            return texts_of(list(cluster.stream(COMPLETION, body)))
+        status, answer = cluster.post(COMPLETION, body)
+        assert status == 200, answer
+        assert [choice["finish_reason"] for choice in answer["choices"]] == ["length"] * 3
+        assert answer["usage"]["prompt_tokens"] == len(prompt)
+        return [choice["text"] for choice in answer["choices"]]
+
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(ask, prompts))
+    assert answers == [[offline.text(prompt, choice) for choice in range(3)] for prompt in prompts]
+    cluster.wait_until_idle()
+
+
+def test_a_client_that_goes_away_takes_all_its_choices_along(cluster: Cluster) -> None:
+    stream = cluster.stream(COMPLETION, SAMPLED | {"prompt": prompt_of(90, 70), "n": 4, "max_tokens": 400})
+    indexes: set[int] = set()
+    while len(indexes) < 4:
+        indexes |= {choice["index"] for choice in next(stream)["choices"]}
+    assert not cluster.is_idle()
+    stream.close()
     cluster.wait_until_idle()
 
 

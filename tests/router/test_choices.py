@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
+from msgspec.structs import replace
 from pdserve_protocol.outputs import Failed, Finished, HandedOver
 from pdserve_text.tokenizer import Tokenizer
-from support.fake_node import PREFILL_PROOF, FakeNode
+from support.fake_node import PREFILL_PROOF, TRANSFER_PROOF, FakeNode
 from support.router_cluster import DEADLINE_S, FILES, pair, router_cluster
 from support.tokenizers import EOS_ID
 
@@ -72,7 +73,7 @@ def test_several_prompts_with_several_choices(as_ids: bool) -> None:
         assert [choice["index"] for choice in answer["choices"]] == list(range(6))
         assert {choice["index"]: choice["text"] for choice in answer["choices"]} == expected
         assert {choice["finish_reason"] for choice in answer["choices"]} == {"stop"}
-        assert {choice["pdserve"]["mode"] for choice in answer["choices"]} == {"disaggregated"}
+        assert [choice["pdserve"]["mode"] for choice in answer["choices"]] == ["disaggregated", "forked"] * 3
         assert "pdserve" not in answer
         assert answer["usage"]["prompt_tokens"] == sum(len(ids(p)) for p in prompts)
         assert answer["usage"]["completion_tokens"] == sum(len(ids(text)) + 1 for text in expected.values())
@@ -108,7 +109,9 @@ def test_choices_of_a_chat() -> None:
     run(telling_nodes, scenario)
 
 
-def test_choices_follow_the_first_one_to_its_nodes_when_its_prompt_is_cached() -> None:
+@pytest.mark.parametrize("exact", [True, False])
+def test_choices_go_on_from_the_prompt_of_the_first_one_when_it_has_arrived(exact: bool) -> None:
+    # Where the KV is not what the decode node would have computed, the prompt goes through both nodes again.
     async def scenario(c: RouterCluster) -> None:
         request = asyncio.create_task(c.post(COMPLETION, {"prompt": "x", "n": 3, "seed": 5, "max_tokens": 3}))
         half = await asyncio.wait_for(c.decode[0].requests.get(), DEADLINE_S)
@@ -118,13 +121,18 @@ def test_choices_follow_the_first_one_to_its_nodes_when_its_prompt_is_cached() -
         c.prefill[0].say(prefill_half, 0, ids("a"), prefill=PREFILL_PROOF)
         await c.until("/metrics", lambda body: "time_to_first_token_seconds_count 1.0" in body)
         assert c.decode[0].requests.empty()
-        c.decode[0].say(half, 0, ids("a") + ids("b"))
+        c.decode[0].say(half, 0, ids("a") + ids("b"), transfer=replace(TRANSFER_PROOF, exact=exact))
         others = [await asyncio.wait_for(c.decode[0].requests.get(), DEADLINE_S) for _ in range(2)]
         assert [half.choice, *(other.choice for other in others)] == [0, 1, 2]
         assert {other.sampling.seed for other in (half, *others)} == {5}
         assert len({other.id for other in (half, *others)}) == 3
+        assert {other.receive_from is None for other in others} == {exact}
+        if not exact:
+            again = [await asyncio.wait_for(c.prefill[0].requests.get(), DEADLINE_S) for _ in others]
+            assert [half.id for half in again] == [other.id for other in others]
+        assert c.prefill[0].requests.empty()
         for other in others:
-            c.decode[0].say(other, 0, ids("ab")[:1] + ids("b"), end=Finished(reason="length"))
+            c.decode[0].say(other, 0, ids("ab")[:1] + ids("b"), end=Finished(reason="length"), prefill=PREFILL_PROOF)
         c.prefill[0].say(prefill_half, 1, end=HandedOver())
         c.decode[0].say(half, 2, ids("c"), end=Finished(reason="length"))
         status, answer, _ = await request

@@ -4,6 +4,8 @@ Fields are append-only: a new field goes to the end and has a default, so that a
 
 Protocol versions
     1   first: requests, outputs, node status, hand-off by Offer, Grant, Sent, Done and State
+    2   Offer says whether the prompt is finished; tries in Sent and Resend; Stopping; Meet and Retarget; blocks of
+        unlike layouts, on lossy and sealed wires; log probabilities of prompts; no more HandoffFailed
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import msgspec
 
 from pdserve_protocol.errors import BadMessage
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 64 << 20
 
 

@@ -223,11 +223,3 @@ class Retarget(Message, frozen=True):
     id: str
     new_id: str
     send_to: SendTo
-
-
-class HandoffFailed(Message, frozen=True):
-    """Node: the hand-off of this request to, or from, that peer has failed; its end follows."""
-
-    id: str
-    peer: str
-    reason: str

@@ -18,9 +18,10 @@ from pdserve_protocol.requests import AbortRequests, AddRequest, ReceiveFrom, Se
 from pdserve_router.errors import NodeLost, NotReady, RouterError
 from pdserve_router.lifecycle import AttemptLife, Half, Progress
 from pdserve_router.policy import RoundRobin
+from pdserve_router.retries import MAX_RETRIES, is_worth_another, to_avoid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from pdserve_protocol.outputs import RequestOutput
     from pdserve_protocol.sampling import SamplingParams
@@ -54,14 +55,30 @@ class Attempt:
         nodes: the node of each half.
         boot_ids: the process of each half.
         life: what has become of it.
+        num_retries: attempts at the same before this one.
+        avoided: names of nodes that were left out because of earlier attempts.
+        exact: these nodes compute as those did that made the tokens before.
     """
 
-    def __init__(self, attempt_id: str, mode: Mode, nodes: dict[Half, Node], num_prompt_logprobs: int = 0) -> None:
+    def __init__(
+        self,
+        attempt_id: str,
+        mode: Mode,
+        nodes: dict[Half, Node],
+        *,
+        num_prompt_logprobs: int = 0,
+        num_forced: int = 0,
+        num_retries: int = 0,
+    ) -> None:
         self.id = attempt_id
+        self.num_retries = num_retries
+        self.exact = True
+        self.avoided: set[str] = set()
+        self.numerics = {node.info.identity.numerics for node in nodes.values() if node.info is not None}
         self.mode: Mode = mode
         self.nodes = nodes
         self.boot_ids = {half: node.boot_id for half, node in nodes.items()}
-        self.life = AttemptLife({half: node.name for half, node in nodes.items()}, num_prompt_logprobs)
+        self.life = AttemptLife({half: node.name for half, node in nodes.items()}, num_prompt_logprobs, num_forced)
         self._inbox: deque[tuple[Half, RequestOutput | NodeLost]] = deque()
         self._verdict: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -162,12 +179,20 @@ class Dispatcher:
         cache_salt: str,
         choice: int = 0,
         beside: Attempt | None = None,
+        seen: Sequence[int] = (),
+        num_retries: int = 0,
+        avoid: Collection[str] = (),
     ) -> Attempt:
         """Send the halves of a request to the nodes chosen for it: those of ``beside``, if they are still there.
 
         Where the decode node of ``beside`` has taken its prompt over, it is asked alone, and goes on from that prompt.
 
         The caller must ``close`` the attempt, whatever happens.
+
+        Args:
+            seen: output tokens that the client has; the nodes go on after them.
+            num_retries: attempts at the same before this one.
+            avoid: names of nodes that are not to have it.
 
         Raises:
             NotReady: no node can take it.
@@ -179,9 +204,16 @@ class Dispatcher:
                 # Nothing is computed or transferred for it again: the prompt is in the decode node's cache.
                 mode, nodes = "forked", {Half.DECODE: nodes[Half.DECODE]}
         else:
-            mode, nodes = self._choose(served, sampling.max_tokens)
+            mode, nodes = self._choose(served, sampling.max_tokens - len(seen), avoid)
         num_prompt_logprobs = len(prompt_token_ids) - 1 if sampling.prompt_logprobs is not None else 0
-        attempt = Attempt(secrets.token_hex(16), mode, nodes, num_prompt_logprobs)
+        attempt = Attempt(
+            secrets.token_hex(16),
+            mode,
+            nodes,
+            num_prompt_logprobs=num_prompt_logprobs,
+            num_forced=len(seen),
+            num_retries=num_retries,
+        )
         self._live[attempt.id] = attempt
         prefill, decode = nodes.get(Half.PREFILL), nodes.get(Half.DECODE)
         sent = False
@@ -198,6 +230,7 @@ class Dispatcher:
                         boot_id=_boot(node),
                         prompt_token_ids=prompt_token_ids,
                         sampling=sampling,
+                        output_token_ids=list(seen),
                         timeout_s=timeout_s,
                         send_to=send_to,
                         receive_from=receive_from,
@@ -212,6 +245,52 @@ class Dispatcher:
         finally:
             if not sent:
                 self.close(attempt)
+        return attempt
+
+    def restart(
+        self,
+        failed: Attempt,
+        error: RouterError,
+        served: ServedModel,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        seen: Sequence[int],
+        timeout_s: float,
+        client_id: str,
+        cache_salt: str,
+        choice: int,
+    ) -> Attempt:
+        """Another attempt in the place of one that ended with ``error``, which is closed.
+
+        Raises:
+            RouterError: ``error``, if another one is of no use or there is nobody for it.
+        """
+        self.close(failed)
+        if failed.num_retries == MAX_RETRIES or not is_worth_another(error) or len(seen) >= sampling.max_tokens:
+            raise error
+        names = {half: node.name for half, node in failed.nodes.items()}
+        decode_nodes = [node.name for node in served.decode if node.name not in failed.avoided]
+        avoid = failed.avoided | to_avoid(error, names, decode_nodes)
+        try:
+            attempt = self.start(
+                served,
+                prompt_token_ids,
+                sampling,
+                timeout_s=timeout_s,
+                client_id=client_id,
+                cache_salt=cache_salt,
+                choice=choice,
+                seen=seen,
+                num_retries=failed.num_retries + 1,
+                avoid=avoid,
+            )
+        except (NotReady, NodeLost):
+            raise error from None
+        attempt.avoided = avoid
+        attempt.exact = failed.exact and (not seen or failed.numerics == attempt.numerics)
+        self._metrics.retries.labels(error.code or "").inc()
+        log.warning("request %s goes on elsewhere after %d tokens: %s", client_id, len(seen), error)
         return attempt
 
     def close(self, attempt: Attempt) -> None:
@@ -272,19 +351,21 @@ class Dispatcher:
             except NodeUnreachable:
                 self._owed_aborts[node.name] = owed
 
-    def _choose(self, served: ServedModel, max_tokens: int) -> tuple[Mode, dict[Half, Node]]:
-        if max_tokens == 1 and served.prefill:
-            return "prefill_only", {Half.PREFILL: _pick(self._prefill_policy, served.prefill)}
-        if not served.decode:
+    def _choose(self, served: ServedModel, max_tokens: int, avoid: Collection[str]) -> tuple[Mode, dict[Half, Node]]:
+        prefill_nodes = [node for node in served.prefill if node.name not in avoid]
+        decode_nodes = [node for node in served.decode if node.name not in avoid]
+        if max_tokens == 1 and prefill_nodes:
+            return "prefill_only", {Half.PREFILL: _pick(self._prefill_policy, prefill_nodes)}
+        if not decode_nodes:
             raise NotReady("No decode node is up")
-        partners = {node.name: [p for p in served.prefill if self._match(p, node)] for node in served.decode}
-        paired = [node for node in served.decode if partners[node.name]]
-        decode = _pick(self._decode_policy, paired or served.decode)
+        partners = {node.name: [p for p in prefill_nodes if self._match(p, node)] for node in decode_nodes}
+        paired = [node for node in decode_nodes if partners[node.name]]
+        decode = _pick(self._decode_policy, paired or decode_nodes)
         if paired:
             prefill = _pick(self._prefill_policy, partners[decode.name])
             return "disaggregated", {Half.PREFILL: prefill, Half.DECODE: decode}
         if self._disaggregated:
-            reason = "mismatch" if served.prefill else "no_prefill_node"
+            reason = "mismatch" if prefill_nodes else "no_prefill_node"
             self._metrics.fallbacks.labels(reason).inc()
             log.warning("no usable prefill node (%s): decode node %s takes the whole request", reason, decode.name)
         return "aggregated", {Half.DECODE: decode}

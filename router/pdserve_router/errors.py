@@ -83,10 +83,11 @@ class RequestTimeout(RouterError):
 
 
 class NodeFailed(RouterError):
-    """A half ended with an error; ``node_code`` is the node's own word for it."""
+    """A half ended with an error; ``node_code`` is the node's own word for it, ``node_name`` its name by itself."""
 
-    def __init__(self, node: str, node_code: ErrorCode, detail: str) -> None:
+    def __init__(self, node: str, node_code: ErrorCode, detail: str, node_name: str = "") -> None:
         super().__init__(f"{node}: {detail}")
+        self.node_name = node_name
         self.node_code: ErrorCode = node_code
         self.code = node_code
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from aiohttp import web
 from pdserve_text.pieces import Content
 
-from pdserve_router.errors import NodeFailed
+from pdserve_router.errors import NodeFailed, RouterError
 from pdserve_router.event_stream import EventStream
 from pdserve_router.lifecycle import Half
 from pdserve_router.outcome import Outcome
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pdserve_text.pieces import Piece
 
     from pdserve_router.dispatcher import Attempt
-    from pdserve_router.errors import RouterError
     from pdserve_router.lifecycle import Progress
     from pdserve_router.openai_answers import AnswerReason
     from pdserve_router.output_processor import Delta, OutputProcessor, TokenEntry
@@ -94,7 +93,11 @@ class Choice:
     Args:
         sample: number among the choices of its prompt, which is a part of its random numbers.
         start: sends the attempt, to the nodes of the one given where there is one.
+        restart: sends another one in the place of one that failed, or raises its error.
         leader: the first choice of the same prompt.
+
+    Attributes:
+        seen: output tokens so far.
     """
 
     def __init__(
@@ -105,25 +108,39 @@ class Choice:
         processor: OutputProcessor,
         parser: OutputParser | None,
         start: Callable[[PromptRun, int, Attempt | None], Attempt],
+        restart: Callable[[Choice, Attempt, RouterError], Attempt],
         leader: Choice | None,
     ) -> None:
         self.index = index
         self.prompt = prompt
         self.attempt: Attempt | None = None
         self.processor = processor
-        self._sample = sample
+        self.sample = sample
+        self.seen: list[int] = []
         self._parser = parser
         self._start = start
+        self._restart = restart
         self._leader = leader
 
     async def begin(self) -> Attempt:
         """Send the attempt: all choices of a prompt go on from what is computed, and handed over, for the first."""
         leader = self._leader
         if leader is None:
-            self.attempt = self._start(self.prompt, self._sample, None)
+            self.attempt = self._start(self.prompt, self.sample, None)
         else:
             await self.prompt.begun.wait()
-            self.attempt = self._start(self.prompt, self._sample, leader.attempt)
+            self.attempt = self._start(self.prompt, self.sample, leader.attempt)
+        return self.attempt
+
+    def go_on_elsewhere(self, error: RouterError) -> Attempt:
+        """Another attempt, after the tokens that are here, in the place of the one that ended with ``error``.
+
+        Raises:
+            RouterError: ``error``, where there can be none.
+        """
+        if self.attempt is None:
+            raise error
+        self.attempt = self._restart(self, self.attempt, error)
         return self.attempt
 
     def process(self, progress: Progress, *, with_logprobs: bool) -> Delta:
@@ -132,6 +149,7 @@ class Choice:
         if with_logprobs and len(progress.logprobs) != len(progress.token_ids) and attempt is not None:
             nodes = " and ".join(node.name for node in attempt.nodes.values())
             raise NodeFailed(nodes, "internal", "tokens came without their log probabilities")
+        self.seen += progress.token_ids
         delta = self.processor.process(progress.token_ids, progress.logprobs, progress.finished)
         if delta.stopped and attempt is not None:
             attempt.life.stop()
@@ -215,21 +233,19 @@ class Generation:
         return response
 
     async def _plain(self, choice: Choice) -> Outcome:
-        attempt = await choice.begin()
         outcome = Outcome(choice.index, [Content(choice.prompt.echo)] if choice.prompt.echo else [])
 
         def show(delta: Delta) -> None:
             outcome.pieces.extend(choice.pieces(delta))
             outcome.entries.extend(delta.entries)
 
-        end = await _Listening(attempt, partial(self._process, choice), show).until_end()
+        end, attempt = await self._until_end(choice, show)
         outcome.reason, outcome.proof = choice.reason(end), proof_of(attempt)
         outcome.entries[:0] = choice.echo_entries()
         outcome.prompt_logprobs = choice.prompt_logprobs
         return outcome
 
     async def _stream(self, choice: Choice, events: EventStream) -> AnswerReason:
-        attempt = await choice.begin()
         request, chunks = self._request, self.form.chunks(choice.index)
         usage = usage_field(None) if request.include_usage else b""
         is_first = True
@@ -248,11 +264,22 @@ class Generation:
             elif delta.text or delta.entries:
                 events.put(chunks.text(delta.text, delta.entries, usage))
 
-        end = await _Listening(attempt, partial(self._process, choice), show, events).until_end()
+        end, attempt = await self._until_end(choice, show, events)
         reason = choice.reason(end)
         events.put(chunks.last(reason, usage, proof_of(attempt)))
         events.flush()
         return reason
+
+    async def _until_end(
+        self, choice: Choice, show: Callable[[Delta], None], events: EventStream | None = None
+    ) -> tuple[Delta, Attempt]:
+        """The last text of a choice, and the attempt that came to it."""
+        attempt = await choice.begin()
+        while True:
+            try:
+                return await _Listening(attempt, partial(self._process, choice), show, events).until_end(), attempt
+            except RouterError as error:
+                attempt = choice.go_on_elsewhere(error)
 
     def _process(self, choice: Choice, progress: Progress) -> Delta:
         before = choice.processor.num_tokens
@@ -328,7 +355,8 @@ class _Listening:
 
 def proof_of(attempt: Attempt) -> Proof:
     """What the nodes have said so far that they did."""
-    return build_proof(attempt.life, attempt.mode, attempt.node_name(Half.PREFILL), attempt.node_name(Half.DECODE))
+    prefill, decode = attempt.node_name(Half.PREFILL), attempt.node_name(Half.DECODE)
+    return build_proof(attempt.life, attempt.mode, prefill, decode, attempt.num_retries, attempt.exact)
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

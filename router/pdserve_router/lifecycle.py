@@ -53,10 +53,13 @@ class AttemptLife:
         prompt_logprobs: of the prompt's tokens but the first. No output token is reported before the last of them.
     """
 
-    def __init__(self, nodes: Mapping[Half, str], num_prompt_logprobs: int = 0) -> None:
-        """``nodes``: the halves of this attempt and the name of the node of each, for error messages."""
+    def __init__(self, nodes: Mapping[Half, str], num_prompt_logprobs: int = 0, num_forced: int = 0) -> None:
+        """Args:
+        nodes: the halves of this attempt and the name of the node of each, for error messages.
+        num_forced: output tokens that the nodes were given; the first that they report comes after these.
+        """
         self._nodes = dict(nodes)
-        self._next = 0
+        self._next = num_forced
         self._early: dict[int, tuple[int, TokenLogprobs | None]] = {}
         self._finished: Finished | None = None
         self._total: int | None = None
@@ -76,7 +79,7 @@ class AttemptLife:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens reported so far."""
+        """Output tokens so far, with those that the nodes were given."""
         return self._next
 
     def on_output(self, half: Half, output: RequestOutput) -> Progress:
@@ -185,4 +188,4 @@ class AttemptLife:
 
     def _fail(self, half: Half, code: ErrorCode, detail: str) -> None:
         self.ended = True
-        raise NodeFailed(f"{half.value} node {self._nodes[half]}", code, detail)
+        raise NodeFailed(f"{half.value} node {self._nodes[half]}", code, detail, self._nodes[half])

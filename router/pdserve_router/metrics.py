@@ -90,6 +90,11 @@ class RouterMetrics:
         self.fallbacks = self._counter(
             "fallbacks", "Requests that a decode node did whole although prefill nodes are configured", "reason"
         )
+        self.retries = self._counter(
+            "retries",
+            "Attempts in the place of one that failed, on other nodes or on fewer, by why it failed",
+            "reason",
+        )
         self.inexact = self._counter("inexact_requests", "Requests over nodes with unlike numerics")
         self.running = Gauge("pdserve_router_requests_running", "Requests being served", registry=self._registry)
         self._nodes_up = Gauge("pdserve_router_nodes_up", "Nodes alive", ["role"], registry=self._registry)

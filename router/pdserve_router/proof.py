@@ -44,6 +44,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
             node went on from the prompt of another choice, whose proof tells of the prefill node and of the transfer.
         tokens_recomputed: prompt tokens that the decode node computed although a prefill node had.
         blocks_resent: blocks that did not arrive as they were sent and were sent again.
+        retries: attempts before this one that failed; the client has their tokens as well.
         exact: the tokens are those that a single node would have made.
     """
 
@@ -58,9 +59,17 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     time: TimeSplit
     blocks_resent: int = 0
+    retries: int = 0
 
 
-def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_node: str | None) -> Proof:
+def build_proof(
+    life: AttemptLife,
+    mode: Mode,
+    prefill_node: str | None,
+    decode_node: str | None,
+    num_retries: int = 0,
+    exact: bool = True,
+) -> Proof:
     """Proof of an attempt from what its nodes have said so far."""
     alone = mode in ("aggregated", "forked")
     prefill = life.prefill_proofs.get(Half.DECODE if alone else Half.PREFILL)
@@ -79,7 +88,7 @@ def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_
             prefill=None if alone else cached,
             decode=cached if alone else (transfer.cached_tokens if transfer else None),
         ),
-        exact=transfer.exact if transfer else True,
+        exact=exact and (transfer.exact if transfer else True),
         time=TimeSplit(
             queue_ms=_ms(prefill.queue_s if prefill else None),
             prefill_ms=_ms(prefill.prefill_s if prefill else None),
@@ -89,6 +98,7 @@ def build_proof(life: AttemptLife, mode: Mode, prefill_node: str | None, decode_
             admission_ms=_ms(transfer.admission_s if transfer else None),
         ),
         blocks_resent=transfer.resent_blocks if transfer else 0,
+        retries=num_retries,
     )
 
 

@@ -89,11 +89,13 @@ class ServedModel:
     """A model name and the usable nodes behind it, which all agree about the model and its tokenizer.
 
     Attributes:
+        model_id: hash of configuration and weights.
         limit: prompt and output tokens of one request that each of these nodes can take.
         vocab_size: token ids that each of them knows.
     """
 
     name: str
+    model_id: str
     prefill: Sequence[Node]
     decode: Sequence[Node]
     limit: int
@@ -188,6 +190,7 @@ class NodeRegistry:
             raise NotReady("The tokenizer has not arrived from the nodes yet")
         return ServedModel(
             name=model,
+            model_id=infos[0].identity.model_id,
             prefill=[node for node in group if node.role == "prefill"],
             decode=[node for node in group if node.role == "decode"],
             limit=min(min(info.max_model_len, info.kv_capacity_tokens) for info in infos),

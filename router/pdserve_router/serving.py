@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from typing import TYPE_CHECKING
 
 from aiohttp import web
 from msgspec.structs import replace
 
-from pdserve_router.errors import RequestTimeout, RouterDraining, RouterError
+from pdserve_router.errors import ModelNotFound, NotReady, RequestTimeout, RouterDraining, RouterError
 from pdserve_router.generation import Choice, Generation, PromptRun, proof_of
 from pdserve_router.http_errors import http_answer
 from pdserve_router.output_processor import OutputProcessor
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID = web.RequestKey("request_id", str)
 _LAST_WORDS_S = 1.0
+_LEAST_TIMEOUT_S = 0.001
 _CHAT, _COMPLETION = ChatFormat(), CompletionFormat()
 _PARSE: dict[Endpoint, Callable[[bytes], GenerationRequest]] = {
     "chat": parse_chat,
@@ -166,6 +168,32 @@ class Serving:
                 beside=beside,
             )
 
+        def restart(choice: Choice, failed: Attempt, error: RouterError) -> Attempt:
+            try:
+                now = self._registry.resolve(request.model)
+            except (NotReady, ModelNotFound):
+                raise error from None
+            if now.model_id != served.model_id:
+                raise error
+            is_first = choice.sample == 0 and not choice.seen
+            sampling = choice.prompt.sampling
+            attempt = self._dispatcher.restart(
+                failed,
+                error,
+                now,
+                choice.prompt.token_ids,
+                sampling if is_first else replace(sampling, prompt_logprobs=None),
+                seen=choice.seen,
+                timeout_s=max(self._timeout_s - (time.monotonic() - trace.arrived), _LEAST_TIMEOUT_S),
+                client_id=trace.request_id,
+                cache_salt=request.body.cache_salt or "",
+                choice=choice.sample,
+            )
+            if not is_first:
+                # They are all here: no token is shown before.
+                attempt.life.prompt_logprobs = failed.life.prompt_logprobs
+            return attempt
+
         choices: list[Choice] = []
         for prompt in prompts:
             leader: Choice | None = None
@@ -181,7 +209,7 @@ class Serving:
                     text_offset=len(prompt.echo),
                 )
                 parser = parsers.new(prompt.token_ids)
-                choice = Choice(len(choices), sample, prompt, processor, parser, start, leader)
+                choice = Choice(len(choices), sample, prompt, processor, parser, start, restart, leader)
                 leader = leader or choice
                 choices.append(choice)
         return Generation(request, _form(request, served), choices, trace)

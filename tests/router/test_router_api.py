@@ -346,6 +346,7 @@ def test_proof_and_metrics_say_the_same() -> None:
             "cached_tokens": {"prefill": 2, "decode": 1},
             "exact": True,
             "blocks_resent": 0,
+            "retries": 0,
             "time": {
                 "queue_ms": 1.0,
                 "prefill_ms": 20.0,

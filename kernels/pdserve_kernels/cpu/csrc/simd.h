@@ -41,6 +41,10 @@ INLINE vf vload_bf16(const bf16 *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 INLINE void vstore_bf16(bf16 *p, vf x) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+INLINE vf vload_int8(const int8_t *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
 INLINE float vhmax(vf x) { return _mm512_reduce_max_ps(x); }
 /* Lanes whose index is in [first, last) keep x, the others get `other`. */
 INLINE vf vkeep(vf x, int64_t first, int64_t last, float other)
@@ -83,6 +87,10 @@ INLINE void vstore_bf16(bf16 *p, vf x)
     __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
     _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(packed));
 }
+INLINE vf vload_int8(const int8_t *p)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
 
 #else
 
@@ -120,6 +128,7 @@ INLINE void vstore_bf16(bf16 *p, vf x)
     for (int i = 0; i < VW; i++)
         p[i] = float_to_bf16(x[i]);
 }
+INLINE vf vload_int8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
 
 #endif
 

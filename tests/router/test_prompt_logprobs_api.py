@@ -60,8 +60,9 @@ def test_prompt_logprobs_of_both_endpoints() -> None:
             assert entry[str(token_id)] == {"logprob": -0.5, "rank": 1, "decoded_token": text}
             assert entry[str(token_id + 1)]["rank"] == 2
             assert len(entry) == 2
-        asked = [c.prefill[0].requests.get_nowait().sampling.prompt_logprobs for _ in range(2)]
-        assert asked == [2, None]
+        assert c.prefill[0].requests.get_nowait().sampling.prompt_logprobs == 2
+        asked = [c.decode[0].requests.get_nowait() for _ in range(2)]
+        assert [(request.choice, request.sampling.prompt_logprobs) for request in asked] == [(0, 2), (1, None)]
 
         messages = [{"role": "user", "content": PROMPT}]
         _, answer, _ = await c.post(CHAT, {"messages": messages, "max_tokens": 3, "prompt_logprobs": 0})

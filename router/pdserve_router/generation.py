@@ -1,8 +1,8 @@
 """A request at work: its choices, each an attempt of its own, and the one answer that they make.
 
-The choices of one prompt share its computation and its transfer through the prefix caches: the first is sent alone, and
-the others follow to the same nodes when its second token is in, which only a node that has the prompt can make. Knows
-nothing of the shapes of answers, which ``form`` builds.
+The choices of one prompt share its computation and its transfer: the first is sent alone, and the others go on from its
+prompt when its second token is in, which only a node that has the prompt can make. Knows nothing of the shapes of
+answers, which ``form`` builds.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class PromptRun:
     Attributes:
         echo: text of the prompt, where the answer repeats it.
         echo_offsets: where in that each token begins, if log probabilities go with it.
-        begun: the first choice is past its first token, so that the prompt is in the caches of its nodes.
+        begun: the first choice is past its first token, so that the prompt is in its nodes' caches.
     """
 
     token_ids: list[int]

@@ -17,6 +17,7 @@ lengths are N, uniform:LOW-HIGH, or lognormal:MEDIAN,SIGMA
 
 examples:
   pdserve bench serve --concurrency 16 --input-len 512 --output-len 64 --num-prompts 128
+  pdserve bench serve --concurrency 8 --num-prompts 8 --output-len 1000 --beside 1,2000,16
   pdserve bench serve --request-rate 2 --arrivals gamma --burstiness 0.5 --slo ttft:500ms,itl:50ms --plot run.html
 """
 _KERNELS = """\
@@ -112,6 +113,11 @@ def _add_serve(benchmarks: Any) -> None:
         default="64",
         metavar="LENGTHS",
         help="tokens of an output; end tokens are ignored (default: %(default)s)",
+    )
+    add(
+        "--beside",
+        metavar="N,INPUT,OUTPUT",
+        help="other requests, not measured: N under way all the time, with INPUT prompt and OUTPUT output tokens",
     )
     add("--prompts", type=Path, metavar="FILE", help="prompts, one a line; .jsonl: 'prompt' or 'messages' of each")
     add(

@@ -14,7 +14,7 @@ FLAGS = {
     "serve": {
         *("--url", "--model", "--endpoint", "--concurrency", "--request-rate", "--arrivals", "--burstiness"),
         *("--num-prompts", "--warmup", "--input-len", "--output-len", "--prompts", "--tokenizer-vocab"),
-        *("--temperature", "--extra-body", "--seed", "--timeout", "--slo", "--watch-pid"),
+        *("--temperature", "--extra-body", "--seed", "--timeout", "--slo", "--watch-pid", "--beside"),
         *("--label", "--json", "--plot"),
     },
     "router": {

@@ -73,6 +73,24 @@ def test_closed_loop(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "output tokens per second" in text
 
 
+def test_others_meanwhile_are_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fake, result = FakeOpenAI(), tmp_path / "r.json"
+    code = _bench(
+        fake,
+        *("--num-prompts", "6", "--warmup", "0", "--input-len", "3", "--output-len", "4"),
+        *("--beside", "2,9,2", "--json", str(result)),
+    )
+    assert code == 0
+    measured = [body for body in fake.bodies if len(body["prompt"]) == 3]
+    others = [body for body in fake.bodies if len(body["prompt"]) == 9]
+    assert len(measured) == 6
+    assert all(body["max_tokens"] == 2 for body in others)
+    summary = _json(result)["summary"]
+    assert summary["num_requests"] == 6
+    assert 0 < summary["num_beside"] <= len(others)
+    assert "other requests meanwhile" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_open_loop_and_a_picture(tmp_path: Path) -> None:
     fake, result, picture = FakeOpenAI(), tmp_path / "r.json", tmp_path / "r.png"
@@ -133,6 +151,7 @@ def test_prompts_are_cut_to_the_context() -> None:
         (["--input-len", "x"], 2, "--input-len x"),
         (["--slo", "ttft"], 2, "--slo ttft"),
         (["--extra-body", "[1]"], 2, "--extra-body [1]"),
+        (["--beside", "1,0,2"], 2, "--beside 1,0,2"),
         (["--plot", "run.gif"], 2, ".png or .html"),
         (["--prompts", "no-such-file"], 2, "no-such-file"),
         (["--output-len", "100"], 2, "the context is 100 tokens"),

@@ -32,6 +32,15 @@ class ClosedLoop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Requests that are not measured: ``concurrency`` of them are under way for as long as the measured ones are."""
+
+    concurrency: int
+    input_len: int
+    output_len: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServeBench:
     """One run.
 
@@ -42,6 +51,7 @@ class ServeBench:
         vocab_size: token ids of random prompts are below it; None asks the server.
         prompt_file: prompts instead of random ones.
         num_warmup: requests before the measured ones.
+        beside: other load meanwhile.
         seed: of prompts, lengths and arrivals; None draws one, so that no run finds the last one's prompts cached.
         extra_body: more fields of every request.
         timeout_s: after which a request has failed.
@@ -59,6 +69,7 @@ class ServeBench:
     vocab_size: int | None
     prompt_file: Path | None
     num_warmup: int
+    beside: Beside | None
     seed: int | None
     temperature: float
     extra_body: dict[str, Any]

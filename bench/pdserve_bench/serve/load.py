@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from pdserve_bench.serve.client import Client
     from pdserve_bench.serve.records import RequestRecord
@@ -51,3 +52,21 @@ async def closed_loop(
         for _ in range(min(concurrency, len(bodies))):
             group.create_task(user())
     return records
+
+
+@asynccontextmanager
+async def load_beside(client: Client, bodies: Iterator[bytes], concurrency: int) -> AsyncIterator[list[RequestRecord]]:
+    """Keeps ``concurrency`` requests under way until the block ends; the records of those answered by then."""
+    records: list[RequestRecord] = []
+
+    async def user() -> None:
+        for body in bodies:
+            records.append(await client.request(body))
+
+    users = [asyncio.create_task(user()) for _ in range(concurrency)]
+    try:
+        yield records
+    finally:
+        for task in users:
+            task.cancel()
+        await asyncio.gather(*users, return_exceptions=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from pdserve_bench.errors import BadOption
-from pdserve_bench.serve.config import ClosedLoop, OpenLoop, ServeBench
+from pdserve_bench.serve.config import Beside, ClosedLoop, OpenLoop, ServeBench
 from pdserve_bench.serve.lengths import parse_lengths
 from pdserve_bench.serve.slo import parse_slo
 
@@ -46,6 +46,7 @@ def serve_options(args: argparse.Namespace) -> ServeBench:
         vocab_size=args.tokenizer_vocab,
         prompt_file=args.prompts,
         num_warmup=args.warmup,
+        beside=_beside(args.beside) if args.beside else None,
         seed=args.seed,
         temperature=args.temperature,
         extra_body=_object("--extra-body", args.extra_body),
@@ -68,3 +69,13 @@ def _object(flag: str, text: str | None) -> dict[str, Any]:
 def _value(args: argparse.Namespace, flag: str) -> float | None:
     value: float | None = getattr(args, flag.removeprefix("--").replace("-", "_"))
     return value
+
+
+def _beside(text: str) -> Beside:
+    numbers = text.split(",")
+    if len(numbers) != 3 or not all(number.isascii() and number.isdigit() and int(number) for number in numbers):
+        raise BadOption(
+            "--beside", text, "requests under way, prompt tokens and output tokens are expected, as 1,2000,16"
+        )
+    concurrency, input_len, output_len = map(int, numbers)
+    return Beside(concurrency=concurrency, input_len=input_len, output_len=output_len)

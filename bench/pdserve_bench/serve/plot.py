@@ -34,8 +34,10 @@ def plot(records: Sequence[RequestRecord], summary: Summary, objectives: tuple[O
     _cumulative(ttft, first, "first token", _BLUE)
     _cumulative(ttft, second, "second token", _ORANGE)
     _finish_cumulative(ttft, "seconds since the request", "ttft", objectives)
-    _cumulative(gaps, [gap * 1e3 for record in answered for gap in record.gaps], "gap", _BLUE)
-    gaps.set_xscale("log")
+    between = [gap * 1e3 for record in answered for gap in record.gaps]
+    _cumulative(gaps, between, "gap", _BLUE)
+    if any(gap > 0 for gap in between):
+        gaps.set_xscale("log")
     gaps.xaxis.set_major_formatter(FuncFormatter(_log_label))
     gaps.xaxis.set_minor_formatter(FuncFormatter(_log_label))
     _finish_cumulative(gaps, "milliseconds between tokens", "itl", objectives, scale=1e3)

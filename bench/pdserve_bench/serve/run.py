@@ -8,6 +8,7 @@ import os
 import random
 import secrets
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import uvloop
@@ -19,7 +20,8 @@ from pdserve_bench.reports import check_plot_path, write_json, write_plot
 from pdserve_bench.serve.arrivals import arrival_times
 from pdserve_bench.serve.client import Client
 from pdserve_bench.serve.config import ClosedLoop, OpenLoop
-from pdserve_bench.serve.load import closed_loop, open_loop
+from pdserve_bench.serve.lengths import parse_lengths
+from pdserve_bench.serve.load import closed_loop, load_beside, open_loop
 from pdserve_bench.serve.plot import plot
 from pdserve_bench.serve.prompts import file_prompts, random_prompts, request_body
 from pdserve_bench.serve.server import served_model
@@ -30,6 +32,7 @@ from pdserve_bench.tables import for_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from rich.console import Console
 
@@ -67,13 +70,15 @@ async def _bench(bench: ServeBench, console: Console, log: Console) -> int:
                 await closed_loop(client, warmup, _warmup_concurrency(bench), on_record)
         before = [process_usage(pid) for pid in bench.watch_pids]
         cpu_s = time.process_time()
-        with _progress(log, describe_load(bench), len(bodies)) as on_record:
-            records = await _run_load(bench, client, bodies, random.Random(seed + 1), on_record)
+        async with _beside(bench, client, model, random.Random(seed + 2)) as others:
+            with _progress(log, describe_load(bench), len(bodies)) as on_record:
+                records = await _run_load(bench, client, bodies, random.Random(seed + 1), on_record)
+            num_beside = len(others)
         cpu_s = time.process_time() - cpu_s
         watched = [(usage, process_usage(usage.pid)) for usage in before]
     finally:
         await client.close()
-    summary = summarize(records, bench.objectives, client_cpu_s=cpu_s, watched=watched)
+    summary = summarize(records, bench.objectives, client_cpu_s=cpu_s, watched=watched, num_beside=num_beside)
     shown = tables(bench, model, summary)
     if bench.json_path is not None:
         result = {"benchmark": "serve", "label": bench.label, "seed": seed, "model": model.name, "machine": machine}
@@ -123,6 +128,21 @@ async def _run_load(
             return await open_loop(client, bodies, times, on_record)
         case ClosedLoop(concurrency=concurrency):
             return await closed_loop(client, bodies, concurrency, on_record)
+
+
+def _beside(
+    bench: ServeBench, client: Client, model: ServedModel, rng: random.Random
+) -> AbstractAsyncContextManager[Sequence[RequestRecord]]:
+    """The load that is not measured, if there is one."""
+    if bench.beside is None:
+        return nullcontext(())
+    lengths = parse_lengths(str(bench.beside.input_len), "--beside")
+    prompts = random_prompts(bench.endpoint, lengths, bench.vocab_size or model.vocab_size or 0, None, rng)
+    output_len, extra = bench.beside.output_len, bench.extra_body
+    bodies = (
+        request_body(prompt, bench.endpoint, model.name, output_len, bench.temperature, extra) for prompt in prompts
+    )
+    return load_beside(client, bodies, bench.beside.concurrency)
 
 
 def _warmup_concurrency(bench: ServeBench) -> int:

@@ -44,6 +44,7 @@ class Summary:
         goodput_share: the share of all requests, failed ones included, that did.
         lateness_s: how late the client itself sent.
         client_cpu_s: processor time of the client.
+        num_beside: answered requests that are not measured.
     """
 
     duration_s: float
@@ -61,6 +62,7 @@ class Summary:
     goodput_share: float | None
     lateness_s: Distribution | None
     client_cpu_s: float
+    num_beside: int
     processes: list[WatchedProcess]
 
 
@@ -69,6 +71,7 @@ def summarize(
     objectives: tuple[Objective, ...] = (),
     *,
     client_cpu_s: float = 0.0,
+    num_beside: int = 0,
     watched: Sequence[tuple[ProcessUsage, ProcessUsage]] = (),
 ) -> Summary:
     """The summary of a run.
@@ -109,6 +112,7 @@ def summarize(
         goodput_share=num_kept / len(records) if objectives else None,
         lateness_s=distribution([record.sent - record.due for record in records]),
         client_cpu_s=client_cpu_s,
+        num_beside=num_beside,
         processes=[_watched(before, after, num_output_tokens, len(answered)) for before, after in watched],
     )
 

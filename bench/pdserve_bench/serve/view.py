@@ -77,6 +77,11 @@ def _rates(summary: Summary) -> Table:
         rows.append(["requests that kept every objective", f"{summary.goodput_share:.1%}"])
     if summary.lateness_s is not None:
         rows.append(["client sent late by, p99", f"{number(summary.lateness_s.p99 * 1e3)} ms"])
+    itl = summary.latencies["itl"]
+    if itl is not None and itl.p50 > 0:
+        rows.append(["ITL, p99 over median", f"{itl.p99 / itl.p50:.2f}"])
+    if summary.num_beside:
+        rows.append(["other requests meanwhile", str(summary.num_beside)])
     rows.append(["client's processor time", f"{summary.client_cpu_s:.2f} s"])
     return Table(title="rates", columns=["", ""], rows=rows)
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from pdserve_router.metrics import RouterMetrics
+    from pdserve_router.node_metrics import NodeMetrics
     from pdserve_router.registry import Node, NodeRegistry
 
 log = logging.getLogger(__name__)
@@ -33,10 +34,12 @@ _ID_HEADER = "X-Request-Id"
 _STARTED = web.RequestKey("started", bool)
 
 
-def build_app(serving: Serving, registry: NodeRegistry, metrics: RouterMetrics) -> web.Application:
+def build_app(
+    serving: Serving, registry: NodeRegistry, metrics: RouterMetrics, node_metrics: NodeMetrics
+) -> web.Application:
     """The web application. Run it with ``handler_cancellation=True``: a client that goes away ends its request."""
     app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
-    status = _Status(serving, registry, metrics)
+    status = _Status(serving, registry, metrics, node_metrics)
     tokens = TokensApi(registry)
     app.add_routes(
         [
@@ -104,7 +107,10 @@ def _request_id(request: web.Request) -> str:
 class _Status:
     """Everything that is not generation."""
 
-    def __init__(self, serving: Serving, registry: NodeRegistry, metrics: RouterMetrics) -> None:
+    def __init__(
+        self, serving: Serving, registry: NodeRegistry, metrics: RouterMetrics, node_metrics: NodeMetrics
+    ) -> None:
+        self._node_metrics = node_metrics
         self._serving = serving
         self._registry = registry
         self._metrics = metrics
@@ -144,6 +150,7 @@ class _Status:
         return _json({"status": "ready", "degraded": self._degraded(), "models": names})
 
     async def metrics(self, request: web.Request) -> web.Response:
+        await self._node_metrics.refresh()
         return web.Response(
             body=self._metrics.exposition(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
         )

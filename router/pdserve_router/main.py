@@ -22,6 +22,7 @@ from pdserve_router.args import parse_args
 from pdserve_router.dispatcher import Dispatcher
 from pdserve_router.errors import ArgumentError
 from pdserve_router.metrics import RouterMetrics
+from pdserve_router.node_metrics import NodeMetrics
 from pdserve_router.parsers import ParserChoice
 from pdserve_router.registry import NodeRegistry
 from pdserve_router.serving import Serving
@@ -63,7 +64,9 @@ class RouterServer:
             timeout_s=config.request_timeout_s,
             parsers=ParserChoice(config.tool_call_parser, config.reasoning_parser),
         )
-        app = build_app(self._serving, self._registry, metrics)
+        node_metrics = NodeMetrics(lambda: self._registry.nodes)
+        metrics.register(node_metrics)
+        app = build_app(self._serving, self._registry, metrics, node_metrics)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False
         )

@@ -99,6 +99,10 @@ class RouterMetrics:
         self.running = Gauge("pdserve_router_requests_running", "Requests being served", registry=self._registry)
         self._nodes_up = Gauge("pdserve_router_nodes_up", "Nodes alive", ["role"], registry=self._registry)
 
+    def register(self, collector: Collector) -> None:
+        """``collector`` is asked at each scrape."""
+        self._registry.register(collector)
+
     def watch_nodes(self, role: str, count: Callable[[], int]) -> None:
         """``count`` is asked for the number of live nodes at each scrape."""
         self._nodes_up.labels(role).set_function(count)

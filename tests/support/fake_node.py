@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import zmq
 import zmq.asyncio
 from pdserve_protocol.codec import PROTOCOL_VERSION, Decoder, Message, encode
 from pdserve_protocol.handoff import Meet
 from pdserve_protocol.node import (
+    GetStatus,
     GetTokenizer,
     Hello,
     KVLayout,
     NodeIdentity,
     NodeInfo,
     NodeLoad,
+    NodeStatus,
     Ping,
     Role,
     TokenizerFiles,
@@ -42,7 +44,7 @@ from pdserve_protocol.requests import AbortRequests, AddRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-RouterSays = Hello | Ping | GetTokenizer | AddRequest | AbortRequests | Meet
+RouterSays = Hello | Ping | GetStatus | GetTokenizer | AddRequest | AbortRequests | Meet
 LAYOUT = KVLayout(block_size=16, num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=4096)
 PREFILL_PROOF = PrefillProof(queue_s=0.001, prefill_s=0.02, cached_tokens=2, computed_tokens=3)
 TRANSFER_PROOF = TransferProof(
@@ -66,6 +68,7 @@ class FakeNode:
     aborted: ids of every AbortRequests.
     gives_tokenizer: id of the tokenizer that it hands over.
     tokenizers_given: its id, each time.
+    status: fields of its NodeStatus.
     tokens: what the node generates; an end id among them ends the output there unless the request ignores it.
     """
 
@@ -92,6 +95,7 @@ class FakeNode:
         self.manual = manual
         self.draining = False
         self.mute = False
+        self.status: dict[str, Any] = {"counters": {}, "peers": {}}
         self.gives_tokenizer = tokenizer_id
         self.tokenizers_given: asyncio.Queue[str] = asyncio.Queue()
         self.met: asyncio.Queue[Meet] = asyncio.Queue()
@@ -236,6 +240,8 @@ class FakeNode:
                     self._send(router, self._info)
                 case Ping():
                     self._send(router, self._load())
+                case GetStatus():
+                    self._send(router, NodeStatus(self._info, self._load(), 1.0, **self.status))
                 case GetTokenizer():
                     files = TokenizerFiles(tokenizer_id=self.gives_tokenizer, files=self._files)
                     self.tokenizers_given.put_nowait(self.gives_tokenizer)

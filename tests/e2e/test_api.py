@@ -19,13 +19,14 @@ from pdserve_text.tokenizer import Tokenizer
 from support.clients import prompt_of
 from support.cluster import Cluster
 from support.models import tiny_model
+from support.streams import asks, compare
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 
-COMPLETION, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETION = "/v1/completions"
 BLOCK = 16
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7, "max_tokens": 12, "ignore_eos": True}
 
@@ -139,21 +140,11 @@ def test_a_client_that_goes_away_takes_all_its_choices_along(cluster: Cluster) -
 
 
 def test_streamed_is_plain(cluster: Cluster) -> None:
-    messages = [{"role": "user", "content": "What is the answer?"}]
-    for extra in (
-        {},
-        {"stop": ["e", "th"]},
-        {"logprobs": True, "top_logprobs": 2},
-        {"n": 2, "temperature": 1, "seed": 3},
-    ):
-        body = {"messages": messages, "temperature": 0, "max_tokens": 40, **extra}
-        status, answer = cluster.post(CHAT, body)
-        assert status == 200, answer
-        events = list(cluster.stream(CHAT, body))
-        assert texts_of(events) == [choice["message"]["content"] for choice in answer["choices"]]
-        if "logprobs" in body:
-            pieces = [c["logprobs"]["content"] for e in events for c in e["choices"] if c["logprobs"]]
-            assert [x for piece in pieces for x in piece] == answer["choices"][0]["logprobs"]["content"]
+    # `python tests/streams.py 300` asks more of a real model.
+    tally = compare(cluster, asks(21), concurrency=4)
+    assert tally.different == []
+    assert any(end.startswith("stop: stop") for end in tally.ends)
+    assert tally.ends["call: tool_calls"] == 3
 
 
 def test_bad_input_leaves_the_nodes_as_they_were(cluster: Cluster) -> None:

@@ -94,6 +94,7 @@ class EngineCore:
             sampling=sampling,
             choice=message.choice,
             cache_salt=message.cache_salt,
+            priority=message.priority,
             hands_over=message.send_to is not None,
             receiver=message.send_to.boot_id if message.send_to is not None else "",
         )

@@ -45,6 +45,7 @@ class Request:
         output_token_ids: begins with the forced prefix, the tokens that the client has already seen.
         choice: index of the choice, part of the counter of the random numbers.
         cache_salt: prefix cache hits are shared only between requests with the same salt.
+        priority: lower ones start earlier, and are preempted later.
         kv_origin: what computed and carried the request's KV, where it is not what would have been computed here; only
             requests of the same origin share prefix cache hits.
         hands_over: after each own token it is HELD: it keeps its blocks and is not scheduled, or only to decode on.
@@ -74,6 +75,7 @@ class Request:
     output_token_ids: list[int] = field(default_factory=list)
     choice: int = 0
     cache_salt: str = ""
+    priority: int = 0
     kv_origin: str = ""
     hands_over: bool = False
     receiver: str = ""

@@ -77,6 +77,11 @@ def end_of_output(request: Request, end_token_ids: frozenset[int], max_model_len
     return None
 
 
+def _is_before(request: Request, other: Request) -> bool:
+    """Whether a new request starts before one that waits: never before one that was preempted."""
+    return other.status is RequestStatus.WAITING and request.priority < other.priority
+
+
 def _take_new(request: Request, computed: PromptLogprobs) -> PromptLogprobs | None:
     """Those of a prompt that were not reported before the request was preempted; they count as reported."""
     position = request.num_prompt_logprobs + 1
@@ -124,7 +129,8 @@ class Scheduler:
     """Token-budget scheduler over a KVCacheManager.
 
     Order in a step: running requests that decode, running ones that still compute known tokens, requests whose KV has
-    arrived, preempted ones, new ones. A request is admitted only with blocks for all its known tokens and one more.
+    arrived, preempted ones, new ones by priority. A request is admitted only with blocks for all its known tokens and
+    one more.
 
     Args:
         config: ``max_num_seqs`` above ``max_num_batched_tokens`` is lowered to it, so that every running request can
@@ -201,7 +207,10 @@ class Scheduler:
     def add_request(self, request: Request, now: float) -> None:
         """Takes a request that computes its prompt here. It must fit: EngineCore has checked."""
         self._arrive(request, RequestStatus.WAITING, now)
-        self._waiting.append(request)
+        index = len(self._waiting)
+        while index and _is_before(request, self._waiting[index - 1]):
+            index -= 1
+        self._waiting.insert(index, request)
 
     def add_waiting_for_kv(self, request: Request, now: float) -> None:
         """Takes a request whose KV comes from another node: ``reserve`` it, then report ``kv_arrived``."""
@@ -448,7 +457,9 @@ class Scheduler:
         return True
 
     def _victim(self) -> Request | None:
-        return next((request for request in reversed(self._running) if not request.pinned), None)
+        """The latest one of those that matter least."""
+        candidates = [request for request in reversed(self._running) if not request.pinned]
+        return max(candidates, key=lambda request: request.priority, default=None)
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)

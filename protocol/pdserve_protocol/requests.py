@@ -32,6 +32,7 @@ class AddRequest(Message, frozen=True):
         choice: index of the choice; part of the counter of the random numbers.
         client_id: the client's own id, for log lines only.
         cache_salt: prefix cache hits are shared only between requests with the same salt.
+        priority: lower ones are computed earlier, and preempted later.
     """
 
     id: str
@@ -45,6 +46,7 @@ class AddRequest(Message, frozen=True):
     choice: int = 0
     client_id: str = ""
     cache_salt: str = ""
+    priority: int = 0
 
 
 class AbortRequests(Message, frozen=True):

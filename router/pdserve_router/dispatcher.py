@@ -177,6 +177,7 @@ class Dispatcher:
         timeout_s: float,
         client_id: str,
         cache_salt: str,
+        priority: int,
         choice: int = 0,
         beside: Attempt | None = None,
         seen: Sequence[int] = (),
@@ -237,6 +238,7 @@ class Dispatcher:
                         choice=choice,
                         client_id=client_id,
                         cache_salt=cache_salt,
+                        priority=priority,
                     )
                 )
             sent = True
@@ -259,6 +261,7 @@ class Dispatcher:
         timeout_s: float,
         client_id: str,
         cache_salt: str,
+        priority: int,
         choice: int,
     ) -> Attempt:
         """Another attempt in the place of one that ended with ``error``, which is closed.
@@ -280,6 +283,7 @@ class Dispatcher:
                 timeout_s=timeout_s,
                 client_id=client_id,
                 cache_salt=cache_salt,
+                priority=priority,
                 choice=choice,
                 seen=seen,
                 num_retries=failed.num_retries + 1,

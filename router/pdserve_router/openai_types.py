@@ -31,7 +31,6 @@ NOT_BUILT: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
     "return_token_ids": (False,),
-    "priority": (0,),
     "add_special_tokens": (),
     "functions": ([],),
     "function_call": ("none",),
@@ -136,6 +135,7 @@ class GenerationBody(msgspec.Struct, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     cache_salt: ShortText | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     user: str | None = None
 
 

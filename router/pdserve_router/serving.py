@@ -164,6 +164,7 @@ class Serving:
                 timeout_s=self._timeout_s,
                 client_id=trace.request_id,
                 cache_salt=request.body.cache_salt or "",
+                priority=request.body.priority or 0,
                 choice=sample,
                 beside=beside,
             )
@@ -187,6 +188,7 @@ class Serving:
                 timeout_s=max(self._timeout_s - (time.monotonic() - trace.arrived), _LEAST_TIMEOUT_S),
                 client_id=trace.request_id,
                 cache_salt=request.body.cache_salt or "",
+                priority=request.body.priority or 0,
                 choice=choice.sample,
             )
             if not is_first:

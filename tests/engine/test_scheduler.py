@@ -70,6 +70,26 @@ def test_last_admitted_is_preempted_and_resumes_with_the_same_tokens(depth: int)
     engine.check_empty()
 
 
+def test_lower_priorities_start_earlier_and_are_preempted_later() -> None:
+    engine = Engine(num_blocks=6, max_num_seqs=2)
+    engine.add("low", range(8), 12, priority=1)
+    engine.add("first", range(50, 58), 12)
+    engine.add("last", range(60, 63), 2)
+    engine.add("urgent", range(70, 73), 2, priority=-5)
+    step = engine.scheduler.schedule(0.0)
+    assert step is not None
+    assert list(step.num_scheduled_tokens) == ["urgent", "first"]
+    engine = Engine(num_blocks=6)
+    engine.add("low", range(8), 12, priority=1)
+    engine.step()
+    engine.add("urgent", range(50, 58), 12, priority=-5)
+    low, urgent = (engine.scheduler.requests[name] for name in ("low", "urgent"))
+    engine.run()
+    assert low.num_preemptions > 0 == urgent.num_preemptions
+    assert engine.tokens["low"] == oracle(range(8), 12)
+    engine.check_empty()
+
+
 def test_nobody_is_preempted_while_a_step_is_in_flight() -> None:
     engine = Engine(num_blocks=4, manual=True)
     engine.add("old", range(7), 8)

@@ -88,7 +88,7 @@ def _cases() -> Iterator[Case]:
     yield from _both("use_beam_search", True)
     yield from _both("prompt_logprobs", -1, 21, "x", True)
     yield from _both("prompt_logprobs", 0, 1, stream=True)
-    yield from _both("priority", 1, -1, "high")
+    yield from _both("priority", 2**31, 1.5, "high")
     yield from _both("suffix", "x")
     yield from _both("prompt_embeds", "AAAA")
     yield from _both("length_penalty", 0.5)

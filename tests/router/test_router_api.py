@@ -102,12 +102,21 @@ def test_the_halves_of_a_request() -> None:
         # B105: what a client says about KV transfer reaches no node.
         evil = {"do_remote_prefill": True, "remote_host": "evil", "remote_port": 1}
         await c.post(
-            COMPLETION, {"prompt": "a b", "max_tokens": 9, "seed": 5, "kv_transfer_params": evil, "cache_salt": "s"}
+            COMPLETION,
+            {
+                "prompt": "a b",
+                "max_tokens": 9,
+                "seed": 5,
+                "kv_transfer_params": evil,
+                "cache_salt": "s",
+                "priority": -2,
+            },
         )
         prefill, decode = await soon(c.prefill[0].requests), await soon(c.decode[0].requests)
         assert prefill.prompt_token_ids == decode.prompt_token_ids == ids("a b")
         assert prefill.sampling == decode.sampling
         assert (prefill.sampling.max_tokens, prefill.sampling.seed, prefill.cache_salt) == (9, 5, "s")
+        assert prefill.priority == decode.priority == -2
         assert prefill.id == decode.id
         assert (prefill.send_to.host, prefill.send_to.port) == ("127.0.0.1", c.decode[0].port)
         assert prefill.send_to.boot_id == decode.boot_id == c.decode[0].boot_id

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
-
-from pdserve_engine.errors import CannotPin
+from pdserve_kv_transfer.errors import CannotPin
 
 if TYPE_CHECKING:
     import numpy as np

@@ -9,7 +9,6 @@ EngineError
 │   ├── ContextTooLong  more positions than the model was made for
 │   ├── NoKernels       no kernel backend computes as configured
 │   └── NoCudaDevice    a CUDA device was asked for, and torch sees none
-├── CannotPin           memory of the host that a GPU is to copy to cannot be page-locked
 ├── UntrustedNetwork    KV would travel off loopback, and nobody has said that the network may see it
 ├── GenerationFailed    the device failed under the offline API
 ├── StepNotRun          a step that was queued behind one that failed
@@ -72,11 +71,6 @@ class NoKernels(DeviceSetupError):
 class NoCudaDevice(DeviceSetupError):
     def __init__(self) -> None:
         super().__init__("--device cuda: torch sees no CUDA device; is this a CUDA build of torch, and a driver there?")
-
-
-class CannotPin(EngineError):
-    def __init__(self, num_bytes: int, reason: str) -> None:
-        super().__init__(f"{num_bytes} bytes of memory cannot be page-locked: {reason}")
 
 
 class UntrustedNetwork(EngineError):

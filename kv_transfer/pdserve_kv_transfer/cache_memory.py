@@ -43,7 +43,7 @@ class DeviceCache(Protocol):
         ...
 
     def pin(self, memory: Bytes) -> None:
-        """Makes copies to and from this memory fast, for as long as the process lives."""
+        """Makes copies to and from this memory fast, for as long as the process lives. Raises CannotPin."""
         ...
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from pdserve_protocol.handoff import Region
 
+MAX_SLOTS = 1 << 20
+"""Of a region."""
+
 
 class SourceConnector(Protocol):
     """The writing half. Its memory, the whole KV cache, is readable by this process alone."""

@@ -8,6 +8,8 @@ TransferError
 ├── WriteFault            a write ended with an error
 ├── RegionTooSmall        the landing region holds too few blocks
 ├── SealKeyMissing        blocks are to be sealed, and there is no cluster key
+├── SealSpent             a link has sealed as many blocks as its key may
+├── CannotPin             memory of the host that a GPU is to copy to cannot be page-locked
 └── NoSuchInterface       no network interface has the address to bind
 """
 
@@ -53,6 +55,16 @@ class RegionTooSmall(TransferError):
 class SealKeyMissing(TransferError):
     def __init__(self) -> None:
         super().__init__("KV blocks are to be encrypted (--kv-encrypt), which takes a --cluster-key")
+
+
+class SealSpent(TransferError):
+    def __init__(self) -> None:
+        super().__init__("the link's key has sealed as many blocks as it may; a new link has a new one")
+
+
+class CannotPin(TransferError):
+    def __init__(self, num_bytes: int, reason: str) -> None:
+        super().__init__(f"{num_bytes} bytes of memory cannot be page-locked: {reason}")
 
 
 class NoSuchInterface(TransferError):

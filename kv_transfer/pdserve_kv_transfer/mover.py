@@ -21,6 +21,7 @@ from pdserve_protocol.handoff import Region
 
 from pdserve_kv_transfer.cache_memory import populate
 from pdserve_kv_transfer.codec import Lander, Packer, slot_bytes_of
+from pdserve_kv_transfer.connector import MAX_SLOTS
 from pdserve_kv_transfer.connectors import CONNECTORS
 from pdserve_kv_transfer.errors import ConnectorMissing, RegionTooSmall, TransferError
 from pdserve_kv_transfer.events import (
@@ -245,9 +246,10 @@ class Mover:
     def _staging(self, connector: str, row_bytes: int) -> Staging:
         key = (connector, row_bytes)
         if key not in self._stagings:
-            self._stagings[key] = Staging(row_bytes, self._connector(connector).source)
+            staging = Staging(row_bytes, self._connector(connector).source)
             if not isinstance(self._cache_NB, np.ndarray):
-                self._cache_NB.pin(self._stagings[key].memory_SB)
+                self._cache_NB.pin(staging.memory_SB)
+            self._stagings[key] = staging
         return self._stagings[key]
 
     def _slots_of(self, wire: Wire | None) -> int:
@@ -255,13 +257,14 @@ class Mover:
         num_slots = self._region_bytes // slot_bytes
         if num_slots < MIN_SLOTS:
             raise RegionTooSmall(self._region_bytes, slot_bytes, MIN_SLOTS)
-        return num_slots
+        return min(num_slots, MAX_SLOTS)
 
     def _do_open_region(self, peer: str, connector: str, wire: Wire | None) -> None:
         name = f"region-{uuid.uuid4().hex}"
         try:
+            num_slots = self._slots_of(wire)
             lander = Lander(self._cache_NB, wire, name, self._secret)
-            zone = LandingZone(self._slots_of(wire), lander.slot_bytes)
+            zone = LandingZone(num_slots, lander.slot_bytes)
             metadata = self._target(connector).open_region(name, zone.memory_SB)
         except TransferError as error:
             self._post(RegionFailed(peer, str(error)))
@@ -334,9 +337,15 @@ class Mover:
                 while staging.num_free and connection.waiting and connection.waiting[0][0] == id:
                     _, position, block, slot = connection.waiting.popleft()
                     row = staging.take()
-                    tags[position] = connection.packer.pack(block, id, position, staging.memory_SB[row])
+                    try:
+                        tags[position] = connection.packer.pack(block, id, position, staging.memory_SB[row])
+                    except TransferError as error:
+                        staging.give_back([row])
+                        self._post(WriteFailed(peer, id, frozenset({position}), str(error)))
+                        continue
                     pieces.append((row, slot))
-                self._start(connection, peer, id, tags, pieces, [row for row, _ in pieces])
+                if pieces:
+                    self._start(connection, peer, id, tags, pieces, [row for row, _ in pieces])
 
     def _start(
         self,

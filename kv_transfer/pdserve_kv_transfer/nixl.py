@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 
-from pdserve_kv_transfer.connector import Connector
+from pdserve_kv_transfer.connector import MAX_SLOTS, Connector
 from pdserve_kv_transfer.errors import ConnectorMissing, RegionUnreachable, RegionUnusable, WriteFault
 from pdserve_kv_transfer.ucx import configure_ucx
 
@@ -32,15 +32,13 @@ if TYPE_CHECKING:
 PROGRESS_INTERVAL_US = 20_000
 """Of a target agent's progress thread. Traffic wakes it at once, so this costs no latency; 0 would spin a whole core,
 1 ms takes 3 % of one, 20 ms 0.4 %."""
-MAX_SLOTS = 1 << 20
-"""That a peer's region may claim to have."""
 
 
 class _Metadata(msgspec.Struct, frozen=True, array_like=True):
     """What a source needs: the agent's own metadata and where the region lies in the target's memory."""
 
     agent: bytes
-    address: int
+    address: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 def _load() -> ModuleType:
@@ -131,6 +129,8 @@ class NixlSource:
             slots = self._agent.prepXferDlist(name, rows)
         except self._nixl.nixlRemoteDisconnectError as error:
             raise RegionUnreachable(region.name, str(error)) from error
+        except UnicodeDecodeError as error:
+            raise RegionUnusable(region.name, "the name of its agent is none") from error
         except self._errors as error:
             raise RegionUnusable(region.name, str(error)) from error
         self._peers[peer] = _Peer(name, slots, region.name)

@@ -75,6 +75,7 @@ class ReceiverLink:
         self._receiver = Receiver(deadlines=self._deadlines, grant_policy=grant_policy)
         self._heartbeat = Heartbeat(identity, peer_boot, is_sender=False, deadlines=self._deadlines)
         self._region: Region | None = None
+        self._sender: NodeIdentity | None = None
 
     @property
     def open_ids(self) -> list[str]:
@@ -165,6 +166,9 @@ class ReceiverLink:
         effects = self._lose("the sender has begun a new link", now, peer_lives=True)
         self._heartbeat.restart(link, now)
         fault = mismatch(self.identity, hello.identity)
+        self._sender = self._sender or hello.identity
+        if hello.identity != self._sender:
+            fault = "a process that keeps its boot id has changed"
         if fault is not None:
             return [*effects, self._heartbeat.transmit(LinkRefused(reason=fault, mismatch=True))]
         self.wire = wire = agree(hello.identity, self.identity)

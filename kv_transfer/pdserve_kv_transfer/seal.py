@@ -16,6 +16,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from pdserve_kv_transfer.errors import SealSpent
+
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
@@ -43,9 +45,12 @@ class Seal:
         """Encrypts into ``sealed_B``; returns nonce and tag, which ``unseal`` takes with the same label.
 
         Raises:
-            OverflowError: the link has sealed 2**32 blocks.
+            SealSpent: the link has sealed 2**32 blocks.
         """
-        nonce = self._prefix + next(self._counts).to_bytes(_COUNT_BYTES, "big")
+        number = next(self._counts)
+        if number >> 8 * _COUNT_BYTES:
+            raise SealSpent
+        nonce = self._prefix + number.to_bytes(_COUNT_BYTES, "big")
         encryptor = Cipher(self._key, modes.GCM(nonce)).encryptor()
         encryptor.authenticate_additional_data(label)
         encryptor.update_into(plain_B.data, sealed_B.data)

@@ -20,6 +20,7 @@ from pdserve_protocol.handoff import (
 )
 from pdserve_protocol.node import mismatch
 
+from pdserve_kv_transfer.connector import MAX_SLOTS
 from pdserve_kv_transfer.deadlines import Deadlines
 from pdserve_kv_transfer.effects import BreakLink, Connect, LinkLost, Send
 from pdserve_kv_transfer.link import Heartbeat
@@ -180,6 +181,8 @@ class SenderLink:
         wire = agree(self.identity, welcome.identity)
         if welcome.region.slot_bytes != wire.slot_bytes:
             return self._lose(f"slots of {welcome.region.slot_bytes} bytes for blocks of {wire.slot_bytes}", now)
+        if not 0 < welcome.region.num_slots <= MAX_SLOTS:
+            return self._lose(f"a region of {welcome.region.num_slots} slots", now)
         self._welcomed = True
         self._sender.set_region(welcome.region)
         return [Connect(welcome.connector, welcome.region, wire)]

@@ -103,7 +103,8 @@ class TcpSource:
                 break
             try:
                 sock = socket.create_connection((host, region.port), timeout=remaining_s)
-            except (OSError, OverflowError) as error:
+            except (OSError, OverflowError, ValueError) as error:
+                # Nor need it be a host or a port: the peer has named them.
                 reasons.append(f"{host}: {error}")
                 continue
             try:

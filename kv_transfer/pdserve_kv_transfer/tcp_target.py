@@ -23,11 +23,13 @@ from pdserve_kv_transfer.tcp_wire import (
     CLOSE_S,
     HANDSHAKE_S,
     HELLO,
+    ID_BYTES,
     MAGIC,
     NONCE_BYTES,
     PROOF_BYTES,
     READY,
     RUN,
+    TOKEN_BYTES,
     WRITE,
     Closed,
     TcpRegion,
@@ -75,7 +77,7 @@ class TcpTarget:
     def open_region(self, name: str, memory_SB: npt.NDArray[np.uint8]) -> bytes:
         if self._closing.is_set():
             raise RegionUnusable(name, "the connector is closed")
-        id, token = secrets.token_bytes(16), secrets.token_bytes(32)
+        id, token = secrets.token_bytes(ID_BYTES), secrets.token_bytes(TOKEN_BYTES)
         self._regions[id] = _Region(name, memory_SB, region_key(token, self._network.cluster_key))
         self._ids[name] = id
         return msgspec.msgpack.encode(TcpRegion(self._hosts, self.port, id, token))

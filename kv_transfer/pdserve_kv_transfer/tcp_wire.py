@@ -20,7 +20,7 @@ import secrets
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -40,7 +40,8 @@ ACK = struct.Struct("<Q")
 
 MAGIC = b"pdskv\0\0\1"
 READY = b"ready\0\0\1"
-NONCE_BYTES = PROOF_BYTES = 32
+ID_BYTES = 16
+TOKEN_BYTES = NONCE_BYTES = PROOF_BYTES = 32
 
 HANDSHAKE_S = 3.0
 CLOSE_S = 5.0
@@ -59,8 +60,8 @@ class TcpRegion(msgspec.Struct, frozen=True, tag="pdserve-tcp", array_like=True)
 
     hosts: list[str]
     port: int
-    id: bytes
-    token: bytes
+    id: Annotated[bytes, msgspec.Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+    token: Annotated[bytes, msgspec.Meta(min_length=TOKEN_BYTES, max_length=TOKEN_BYTES)]
 
 
 class Closed(Exception):

@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdserve_text.output_parser import OutputParser
-from pdserve_text.reasoning import ReasoningParser, default_reasoning_parser
+from pdserve_text.reasoning import CLOSE, OPEN, ReasoningParser, default_reasoning_parser, prompt_thinking
 from pdserve_text.tool_parsers import JsonListParser, default_tool_parser, tool_parser
 
 from pdserve_router.errors import NotSupported
+from pdserve_router.structure import after_thinking
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from pdserve_protocol.sampling import Grammar
     from pdserve_text.tokenizer import Tokenizer
     from pdserve_text.tool_parsers import ToolParser
 
@@ -42,12 +44,11 @@ class ParserChoice:
         """
         if request.endpoint == "completion":
             return RequestParsers(text.tokenizer)
-        if request.must_call:
-            return RequestParsers(text.tokenizer, None, JsonListParser, request.tools)
-        if request.grammar is not None:
-            return RequestParsers(text.tokenizer)
         reasoning = default_reasoning_parser(text.chat_template) if self._reasoning == AUTO else self._reasoning
         tools: type[ToolParser] | None = None
+        if request.grammar is not None:
+            tools = JsonListParser if request.must_call else None
+            return RequestParsers(text.tokenizer, None if reasoning == NONE else reasoning, tools, request.tools)
         if request.tools:
             name = default_tool_parser(text.chat_template) if self._tool_call == AUTO else self._tool_call
             if name is None or name == NONE:
@@ -83,13 +84,25 @@ class RequestParsers:
         self._parallel = parallel
         self.need_special_tokens = tools is not None and tools.needs_special_tokens
 
+    def grammar(self, grammar: Grammar, prompt_token_ids: Sequence[int], *, calls: bool) -> Grammar:
+        """What the whole output must look like, where ``grammar`` is for what follows the thinking."""
+        if self._reasoning is None:
+            return grammar
+        thinking = prompt_thinking(self._reasoning, self._tail(prompt_token_ids))
+        if thinking is None:
+            return grammar
+        tags_are_tokens = all(len(self._tokenizer.encode(tag, add_special_tokens=False)) == 1 for tag in (OPEN, CLOSE))
+        return after_thinking(grammar, begun=thinking, calls=calls, tags_are_tokens=tags_are_tokens)
+
     def new(self, prompt_token_ids: Sequence[int]) -> OutputParser | None:
         """For one choice; None where its text is its content."""
         if self._reasoning is None and self._tools is None:
             return None
         reasoning = None
         if self._reasoning is not None:
-            tail = self._tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
-            reasoning = ReasoningParser(self._reasoning, tail)
+            reasoning = ReasoningParser(self._reasoning, self._tail(prompt_token_ids))
         tools = self._tools(self._offered) if self._tools is not None else None
         return OutputParser(reasoning, tools, parallel=self._parallel)
+
+    def _tail(self, prompt_token_ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)

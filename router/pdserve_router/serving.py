@@ -150,10 +150,14 @@ class Serving:
     async def _prepare(self, request: GenerationRequest, served: ServedModel, trace: RequestTrace) -> Generation:
         """Everything that can be refused is refused here; no node has heard of the request yet."""
         prompts = [await self._prompt(request, prompt, served) for prompt in request.prompts]
+        parsers = self._parsers.of(request, served.text)
         if request.grammar is not None:
             await served.text.check_grammar(request.grammar, request.grammar_param)
+            for prompt in prompts:
+                grammar = parsers.grammar(request.grammar, prompt.token_ids, calls=request.must_call)
+                await served.text.check_grammar(grammar, request.grammar_param)
+                prompt.sampling = replace(prompt.sampling, grammar=grammar)
         trace.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        parsers = self._parsers.of(request, served.text)
 
         def start(prompt: PromptRun, sample: int, beside: Attempt | None) -> Attempt:
             return self._dispatcher.start(

@@ -6,10 +6,12 @@ Whether the grammar itself is sound, the served model's TextModel says.
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from pdserve_protocol.sampling import Grammar
 from pdserve_text.grammar import choice_source
+from pdserve_text.reasoning import CLOSE, OPEN
 
 from pdserve_router.errors import BadRequest
 
@@ -57,12 +59,57 @@ def calls_grammar(functions: Mapping[str, Mapping[str, Any]], *, parallel: bool)
     for number, (name, schema) in enumerate(functions.items()):
         head = json.dumps(f'{{"name": {json.dumps(name)}, "arguments": ')
         # A schema of its own for each, so that its references stay within it.
-        text = json.dumps({**schema, "type": "object", "x-guidance": _STYLE}).replace("::=", "\\u003a:=")
-        rules.append(f'call_{number}: {head} arguments_{number} "}}"\narguments_{number}: %json {text}')
+        rule = _json_rule({**schema, "type": "object"})
+        rules.append(f'call_{number}: {head} arguments_{number} "}}"\narguments_{number}: {rule}')
         calls.append(f"call_{number}")
     more = f' (", " call){{0,{MAX_CALLS - 1}}}' if parallel else ""
     lines = [f'start: "[" call{more} "]"', f"call: {' | '.join(calls)}", *rules]
     return Grammar(kind="grammar", source="\n".join(lines))
+
+
+def after_thinking(grammar: Grammar, *, begun: bool, calls: bool, tags_are_tokens: bool) -> Grammar:
+    """The same grammar for what follows thinking. A client's own Lark or GBNF grammar stays as it is.
+
+    Args:
+        grammar: one that has been checked.
+        begun: the prompt has opened the thinking; else the answer may, with its first words.
+        calls: it is one of ``calls_grammar``.
+        tags_are_tokens: the model's vocabulary has the tags; else they are text.
+    """
+    if grammar.kind == "grammar":
+        if not calls:
+            return grammar
+        answer = grammar.source.replace("start:", "answer:", 1)
+    elif (rule := _lark(grammar)) is not None:
+        answer = f"answer: {rule}"
+    else:
+        return grammar
+    if tags_are_tokens:
+        thinking = f"{OPEN}{'?' if begun else ''} thought {CLOSE} blank"
+        thought = "thought: /(.|\\n)*/"
+    else:
+        thinking = "thought blank" if begun else f'"{OPEN}" thought blank'
+        thought = f'thought[stop="{CLOSE}"]: /(.|\\n)*/'
+    start = f"start: {thinking} answer" if begun else f"start: ({thinking})? answer"
+    return Grammar(kind="grammar", source="\n".join([start, thought, "blank: /\\n{0,2}/", answer]))
+
+
+def _lark(grammar: Grammar) -> str | None:
+    """What stands for a grammar in a Lark rule; None where nothing does."""
+    if grammar.kind in ("json_schema", "json_object"):
+        schema = json.loads(grammar.source) if grammar.kind == "json_schema" else {"type": "object"}
+        return _json_rule(schema) if isinstance(schema, dict) else None
+    if "::=" in grammar.source:
+        # It would be taken for GBNF.
+        return None
+    if grammar.kind == "choice":
+        return " | ".join(json.dumps(text, ensure_ascii=False) for text in json.loads(grammar.source))
+    source = re.sub(r"\\.|/", lambda match: r"\/" if match[0] == "/" else match[0], grammar.source, flags=re.DOTALL)
+    return None if "\n" in source else f"/{source}/"
+
+
+def _json_rule(schema: Mapping[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _STYLE}).replace("::=", "\\u003a:=")
 
 
 def _of_format(wanted: ResponseFormat, param: str) -> Grammar:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from pdserve_protocol.sampling import Grammar
-from pdserve_router.structure import calls_grammar
+from pdserve_router.structure import after_thinking, calls_grammar
 from pdserve_text.grammar import GrammarCompiler
 from pdserve_text.tokenizer import Tokenizer
 from support.fake_node import FakeNode
 from support.router_cluster import router_cluster
 from support.tokenizers import EOS_ID, tiny_tokenizer_files
+from support.tool_tokenizer import tool_tokenizer_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,10 +99,72 @@ def test_a_model_that_must_call_calls(
     assert keeps_to(grammar, says)
 
 
-def keeps_to(grammar: Grammar, text: str) -> bool:
+def keeps_to(grammar: Grammar, text: str, files: dict[str, bytes] = FILES) -> bool:
     """Whether ``text`` is all that the grammar asks for."""
-    matcher = GrammarCompiler(FILES, [EOS_ID]).matcher(grammar.kind, grammar.source)
-    return all(matcher.append(token_id) for token_id in [*TOKENIZER.encode(text, add_special_tokens=False), EOS_ID])
+    matcher = GrammarCompiler(files, [EOS_ID]).matcher(grammar.kind, grammar.source)
+    token_ids = Tokenizer.from_files(files).encode(text, add_special_tokens=False)
+    return all(matcher.append(token_id) for token_id in [*token_ids, EOS_ID])
+
+
+def with_tags() -> dict[str, bytes]:
+    """A tokenizer that has a token for each tag."""
+    tokenizer = json.loads(FILES["tokenizer.json"])
+    for number, tag in enumerate(("<think>", "</think>")):
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        tokenizer["added_tokens"].append({"id": TOKENIZER.vocab_size + number, "content": tag, **flags})
+    return FILES | {"tokenizer.json": json.dumps(tokenizer).encode()}
+
+
+@pytest.mark.parametrize(
+    ("grammar", "calls", "text"),
+    [
+        (Grammar(kind="json_schema", source=json.dumps(SCHEMA | {"title": "::="})), False, '{"a": 5}'),
+        (Grammar(kind="json_object"), False, '{"b": [1]}'),
+        (Grammar(kind="regex", source=r"[0-9]+/\\/[ab]\/"), False, "12/\\\\/a/".replace("\\\\", "\\")),
+        (Grammar(kind="choice", source='["yes", "東京"]'), False, "東京"),
+        (calls_grammar({"weather": CITY}, parallel=True), True,
+         '[{"name": "weather", "arguments": {"city": "Oslo"}}]'),
+    ],
+)  # fmt: skip
+def test_the_grammar_is_for_what_follows_thinking(grammar: Grammar, calls: bool, text: str) -> None:
+    assert keeps_to(grammar, text)
+    for files in (FILES, with_tags()):
+        tokens = files is not FILES
+        begun, maybe = (
+            after_thinking(grammar, begun=begun, calls=calls, tags_are_tokens=tokens) for begun in (True, False)
+        )
+        for whole, thinking, right in (
+            (begun, "hm <b>\n</think>\n\n", True),
+            (begun, "</think>", True),
+            (begun, "", False),
+            (maybe, "<think>\nhm\n</think>\n\n", True),
+            (maybe, "", True),
+            (maybe, "hm</think>", False),
+        ):
+            assert keeps_to(whole, thinking + text, files) is right
+            assert not keeps_to(whole, thinking + text[:-1] + "#", files)
+
+
+def test_a_model_that_thinks_does_so_before_its_structure() -> None:
+    files = tool_tokenizer_files()
+
+    async def main() -> None:
+        tokens = [
+            *Tokenizer.from_files(files).encode('<think>\nhm\n</think>\n\n{"a": 5}', add_special_tokens=False),
+            EOS_ID,
+        ]
+        nodes = [FakeNode(role, files, tokens=tokens, max_model_len=1024) for role in ("prefill", "decode")]  # type: ignore[arg-type]
+        async with asyncio.timeout(60), router_cluster(nodes) as cluster:
+            body = {"messages": [USER], "response_format": FORMAT}
+            _, answer, _ = await cluster.post(CHAT, body)
+            message = answer["choices"][0]["message"]
+            assert (message["reasoning_content"], message["content"]) == ("hm", '{"a": 5}')
+            told = drained(nodes[0].requests)[0].sampling.grammar
+            assert keeps_to(told, '<think>hm</think>{"a": 5}')
+            await cluster.post(CHAT, body | {"chat_template_kwargs": {"enable_thinking": False}})
+            assert drained(nodes[0].requests)[0].sampling.grammar.kind == "json_schema"
+
+    uvloop.run(main())
 
 
 def test_the_grammar_of_calls_allows_nothing_else() -> None:

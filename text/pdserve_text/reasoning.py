@@ -10,7 +10,7 @@ from pdserve_text.pieces import Content, Reasoning, partial_marker
 if TYPE_CHECKING:
     from pdserve_text.pieces import Piece
 
-_OPEN, _CLOSE = "<think>", "</think>"
+OPEN, CLOSE = "<think>", "</think>"
 
 # By name: whether an answer that does not begin with <think> is thinking all the same, until </think>.
 REASONING_PARSERS = {"deepseek_r1": True, "qwen3": False}
@@ -20,7 +20,15 @@ def default_reasoning_parser(chat_template: str) -> str | None:
     """The parser that is safe for every answer of a model with this template: it splits only where both tags are its
     own words, and the answer, or the prompt's end, has them.
     """
-    return "qwen3" if _OPEN in chat_template and _CLOSE in chat_template else None
+    return "qwen3" if OPEN in chat_template and CLOSE in chat_template else None
+
+
+def prompt_thinking(name: str, prompt_end: str) -> bool | None:
+    """Whether an answer begins inside of thinking that the prompt opened; None where the prompt has also closed it."""
+    tail = prompt_end.rstrip()
+    if tail.endswith(CLOSE):
+        return None
+    return tail.endswith(OPEN) or REASONING_PARSERS[name]
 
 
 class _State(Enum):
@@ -41,11 +49,7 @@ class ReasoningParser:
     """
 
     def __init__(self, name: str, prompt_end: str = "") -> None:
-        tail = prompt_end.rstrip()
-        if tail.endswith(_OPEN):
-            self._inside = True
-        else:
-            self._inside = REASONING_PARSERS[name] and not tail.endswith(_CLOSE)
+        self._inside = bool(prompt_thinking(name, prompt_end))
         self._state = _State.START
         self._begun = False
         self._held = ""
@@ -79,10 +83,10 @@ class ReasoningParser:
 
     def _start(self) -> None:
         text = self._held.lstrip()
-        if len(text) < len(_OPEN) and _OPEN.startswith(text):
+        if len(text) < len(OPEN) and OPEN.startswith(text):
             return
-        if text.startswith(_OPEN):
-            self._held = text[len(_OPEN) :]
+        if text.startswith(OPEN):
+            self._held = text[len(OPEN) :]
             self._state = _State.INSIDE
         else:
             self._state = _State.INSIDE if self._inside else _State.OUTSIDE
@@ -91,14 +95,14 @@ class ReasoningParser:
         if not self._begun:
             self._held = self._held.lstrip("\n")
             self._begun = bool(self._held)
-        end = self._held.find(_CLOSE)
+        end = self._held.find(CLOSE)
         closed = end >= 0
-        cut = end if closed else len(self._held) - partial_marker(self._held, _CLOSE)
+        cut = end if closed else len(self._held) - partial_marker(self._held, CLOSE)
         thought = self._held[:cut].rstrip("\n")
         if thought:
             pieces.append(Reasoning(thought))
         if closed:
-            self._held = self._held[end + len(_CLOSE) :]
+            self._held = self._held[end + len(CLOSE) :]
             self._state = _State.AFTER
         else:
             self._held = self._held[len(thought) :]

@@ -49,7 +49,14 @@ def test_python_examples_are_python() -> None:
 
 def test_flags_that_the_readme_names_exist(capsys: pytest.CaptureFixture[str]) -> None:
     helps = ""
-    for words in (["prefill-node"], ["router"], ["pdserve"], ["pdserve", "serve"], ["pdserve", "node", "status"]):
+    for words in (
+        ["prefill-node"],
+        ["decode-node"],
+        ["router"],
+        ["pdserve"],
+        ["pdserve", "serve"],
+        ["pdserve", "node", "status"],
+    ):
         with pytest.raises(SystemExit):
             parse_command([*words, "--help"])
         helps += capsys.readouterr().out

@@ -8,6 +8,7 @@ it measures from outside, as any client.
     serve/         pdserve bench serve: load over HTTP
     kernels/       pdserve bench kernels: operations and steps against the floor
     router/        pdserve bench router: the router by itself
+    handoff/       pdserve bench handoff: what handing over costs a request
     stats.py       distributions
     tables.py      a table as a value
     reports.py     JSON, PNG and HTML files

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import uvloop
+from pdserve_protocol.door import Address
 from pdserve_protocol.outputs import Failed, Finished, HandedOver
 from pdserve_router.errors import NodeFailed, NodeLost, NotReady
 from pdserve_router.lifecycle import Half
@@ -107,6 +108,24 @@ def test_a_prefill_node_that_dies_with_the_only_kv() -> None:
             assert (again.output_token_ids, again.receive_from) == (TOKENS[:1], None)
             finish(c.decode[0], again)
             assert parse_events(await answer.read())[-1] == "[DONE]"
+
+    uvloop.run(main())
+
+
+def test_another_model_under_the_same_name_does_not_go_on() -> None:
+    # B20: the node of other weights is usable as soon as the first has gone, and still not for this request.
+    async def main() -> None:
+        nodes = [FakeNode("decode", FILES, manual=True, model_id=id) for id in ("old weights", "new weights")]
+        async with router_cluster(nodes[:1], decode=tuple(Address("127.0.0.1", n.port) for n in nodes)) as c:
+            await c.until("/health", lambda body: body["decode"][1]["refused"])
+            request = asyncio.create_task(c.post(COMPLETION, BODY))
+            nodes[0].say(await soon(nodes[0].requests), 0, TOKENS[:1])
+            await nodes[0].close()
+            status, body, _ = await request
+            assert (status, body["error"]["code"]) == (503, "node_lost")
+            await c.until("/health", lambda body: body["decode"][1]["usable"])
+            assert nodes[1].requests.empty()
+        await nodes[1].close()
 
     uvloop.run(main())
 

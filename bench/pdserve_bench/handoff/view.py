@@ -34,7 +34,8 @@ def gap_table(bench: HandoffBench, gap: Gap) -> Table:
 
 def grants_table(grants: Grants) -> Table:
     values = (grants.mean, grants.p99_at_most, grants.step.p50)
-    row = [*(number(value * 1000) for value in values), f"{grants.p99_at_most / grants.step.p50:.2f}"]
+    ratio = f"{grants.p99_at_most / grants.step.p50:.2f}" if grants.step.p50 else "-"
+    row = [*(number(value * 1000) for value in values), ratio]
     return Table(
         title=f"offer to grant, {grants.running:g} of {BATCH} requests running: ms",
         columns=["", "mean", "p99 at most", "decode step, median", "p99 / step"],

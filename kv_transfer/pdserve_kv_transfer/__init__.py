@@ -20,6 +20,7 @@ or models.
     seal.py            encryption of a block
     staging.py         memory to write from what is not the cache's own bytes
     landing.py         the landing zone
+    pages.py           memory in large pages
     shards.py          which heads go to which shard (no engine is sharded yet)
     connector.py       the contract of a connector
     connectors.py      those that exist, by name; those of other distributions

@@ -11,24 +11,19 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING
 
-import numpy as np
+from pdserve_kv_transfer.pages import map_large
 
 if TYPE_CHECKING:
+    import numpy as np
     import numpy.typing as npt
 
 
 class LandingZone:
-    """One peer's region: page-aligned anonymous memory of its own, uint8 [num_slots, block_bytes]."""
+    """One peer's region: memory of its own, uint8 [num_slots, block_bytes]."""
 
     def __init__(self, num_slots: int, block_bytes: int) -> None:
-        # Shared memory, mmap's default, would keep its pages when it is abandoned.
-        self._map = mmap.mmap(-1, num_slots * block_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            # The kernel pins the pages for every write from another process: large ones are 512 times fewer.
-            self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.memory_SB: npt.NDArray[np.uint8] = np.frombuffer(
-            self._map, dtype=np.uint8, count=num_slots * block_bytes
-        ).reshape(num_slots, block_bytes)
+        self._map, memory_B = map_large(num_slots * block_bytes)
+        self.memory_SB: npt.NDArray[np.uint8] = memory_B.reshape(num_slots, block_bytes)
 
     @property
     def num_slots(self) -> int:
@@ -44,4 +39,5 @@ class LandingZone:
 
     def abandon(self) -> None:
         """Gives the pages back. The addresses stay reserved as long as this object lives: late writes hit nothing."""
+        # Private memory: shared memory, mmap's default, would keep its pages.
         self._map.madvise(mmap.MADV_DONTNEED)

@@ -28,7 +28,7 @@ class Way(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.connector}/{self.transports}" if self.transports else self.connector
 
 
-class Point(msgspec.Struct, frozen=True, array_like=True):
+class Point(msgspec.Struct, frozen=True, order=True, array_like=True):
     """Some writes at a time, of some blocks each.
 
     Attributes:

@@ -13,6 +13,7 @@ import numpy as np
 from pdserve_kv_transfer.digest import DIGEST_NAME
 from pdserve_kv_transfer.events import Connected, Written
 from pdserve_kv_transfer.mover import Mover
+from pdserve_kv_transfer.pages import map_large
 from pdserve_kv_transfer.wire import NUMBERS, Wire, block_bytes
 from pdserve_protocol.node import KVLayout
 
@@ -34,7 +35,14 @@ ROW_BYTES = 2 * HEAD_DIM * 2
 def cache_of(block_size: int, num_blocks: int) -> npt.NDArray[np.uint8]:
     """uint8 [2 * num_blocks, block_size] of random bf16 numbers: blocks, and a gap after each."""
     numbers = np.random.default_rng(0).standard_normal(2 * num_blocks * block_size // 2, dtype=np.float32)
-    return (numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(2 * num_blocks, block_size)
+    return in_large_pages((numbers.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)).reshape(-1, block_size)
+
+
+def in_large_pages(data_B: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """A copy, in memory as a node's cache has it."""
+    _, copy_B = map_large(data_B.size)
+    copy_B[:] = data_B
+    return copy_B
 
 
 def pieces_of(point: Point) -> list[list[tuple[int, int]]]:

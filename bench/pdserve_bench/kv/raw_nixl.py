@@ -7,6 +7,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from pdserve_kv_transfer.pages import map_large
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -18,7 +19,8 @@ class NixlReceiver:
     """An agent with one buffer. Attributes: ``metadata`` and ``address``, which a sender needs."""
 
     def __init__(self, num_bytes: int) -> None:
-        self._buffer_B = np.zeros(num_bytes, dtype=np.uint8)
+        self._mapping, self._buffer_B = map_large(num_bytes)
+        self._buffer_B[:] = 0
         self._agent, _ = _agent(self._buffer_B, progress=True)
         self.metadata: bytes = self._agent.getLocalMD()
         self.address = int(self._buffer_B.ctypes.data)
@@ -28,6 +30,7 @@ class NixlSender:
     """Writes the whole buffer."""
 
     def __init__(self, buffer_B: npt.NDArray[np.uint8], metadata: bytes, address: int) -> None:
+        self._buffer_B = buffer_B
         self._agent, self._nixl = _agent(buffer_B, progress=False)
         found = self._agent.loadRemoteMD(metadata)
         remote = found.decode() if isinstance(found, bytes) else str(found)

@@ -35,15 +35,20 @@ class KvResult:
     over: Mapping[str, float]
 
 
+def _rank(what: str) -> int:
+    order = [*BASELINES, "mooncake", "connector"]
+    return order.index(what) if what in order else len(order)
+
+
 def results_of(way: Way, samples: Iterable[Sample], mooncake: Mapping[Point, list[float]]) -> list[KvResult]:
-    """In the order of the samples."""
+    """Points in their order, and for each of them baselines first."""
     seconds: defaultdict[tuple[Point, str], list[float]] = defaultdict(list)
     for sample in samples:
         seconds[sample.point, sample.what].append(sample.seconds)
     for point, peer in mooncake.items():
         seconds[point, "mooncake"] = peer
     found = []
-    for (point, what), times in seconds.items():
+    for (point, what), times in sorted(seconds.items(), key=lambda item: (item[0][0], _rank(item[0][1]), item[0][1])):
         spread = distribution(times)
         assert spread is not None, "a run has at least one repetition"
         over = {

@@ -1,12 +1,13 @@
 """The process that writes, and measures: `python -m pdserve_bench.kv.sender`, with a SenderTask on its stdin.
 
-One repetition is all points, and for each of them all baselines and all pushes, one after the other. The first one is
-not counted. Samples go to stdout as they are made.
+One repetition is all baselines and all pushes of all points, one after the other in an order of its own. The first one
+is not counted. Samples go to stdout as they are made.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
 from functools import partial
@@ -32,7 +33,7 @@ from pdserve_bench.kv.messages import (
     SenderTask,
     SocketOpen,
 )
-from pdserve_bench.kv.pushes import ConnectorPush, MoverPush, cache_of, wire_of
+from pdserve_bench.kv.pushes import ConnectorPush, MoverPush, cache_of, in_large_pages, wire_of
 from pdserve_bench.kv.raw import Memcpy, SocketSender
 from pdserve_bench.kv.raw_nixl import NixlSender
 
@@ -79,7 +80,7 @@ class Asking:
 
 
 def measures(task: SenderTask, asking: Asking, key: str | None) -> list[tuple[str, Point, Callable[[], float]]]:
-    """What is measured in one repetition, in this order."""
+    """What is measured in one repetition."""
     connector = make_connector(
         ConnectorSpec(task.way.connector), Network(host=_host_towards(task.host), cluster_key=key)
     )
@@ -123,7 +124,7 @@ class _Pushes:
 
     def buffer(self, point: Point) -> npt.NDArray[np.uint8]:
         """A copy of the point's bytes, in one piece."""
-        return self.cache_NB.reshape(-1)[: point.num_bytes].copy()
+        return in_large_pages(self.cache_NB.reshape(-1)[: point.num_bytes])
 
 
 def _host_towards(host: str) -> str:
@@ -143,6 +144,8 @@ def main() -> None:
     except ReceiverRefuses as error:
         sys.exit(str(error))
     for repetition in range(task.repetitions + 1):
+        # What comes just before matters: to processor caches, to clock rates. So each comes after each.
+        random.Random(repetition).shuffle(found)
         for what, point, measure in found:
             seconds = measure()
             if repetition:

@@ -1,0 +1,27 @@
+"""Anonymous memory in large pages, where the system has them.
+
+The kernel pins the pages of a buffer for each write from another process, one after the other: with small ones that
+takes as long as the copy itself.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+LARGE_PAGE_BYTES = 2 << 20
+
+
+def map_large(num_bytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]]:
+    """A mapping of its own, and ``num_bytes`` zeros in it that begin at a large page. No page exists yet."""
+    mapping = mmap.mmap(-1, num_bytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    whole_B = np.frombuffer(mapping, dtype=np.uint8)
+    offset = -whole_B.ctypes.data % LARGE_PAGE_BYTES
+    return mapping, whole_B[offset : offset + num_bytes]

@@ -170,6 +170,8 @@ class EngineCore:
             raise BadRequest(f"a request with id {message.id} is running")
         if message.send_to is not None and message.receive_from is not None:
             raise BadRequest("a request cannot both receive its KV and hand it over")
+        if not isfinite(message.timeout_s):
+            raise BadRequest(f"timeout_s: {message.timeout_s} is no time")
         if not message.prompt_token_ids:
             raise BadRequest("the prompt is empty")
         self._check_ids("prompt", message.prompt_token_ids)

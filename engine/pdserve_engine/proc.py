@@ -312,23 +312,28 @@ class EngineCoreProc:
         """The half goes on under its new id; the old one has had its end."""
         open = self._outbox.get(message.id)
         held = self.core.scheduler.requests.get(message.id)
-        is_owners = open is not None and open.owner == route and self._outbox.get(message.new_id) is None
-        if (
-            open is None
-            or held is None
-            or not is_owners
-            or not self._sending.retarget(message.id, message.new_id, message.send_to, now)
-        ):
-            failed = Failed(code="handoff", message=f"nothing is held for {message.id}")
-            self._outbox.refuse(route, RequestOutput(id=message.new_id, position=0, end=failed))
+        failed = Failed(code="handoff", message=f"nothing is held for {message.id}")
+        refusal = RequestOutput(id=message.new_id, position=0, end=failed)
+        if open is None or held is None or open.owner != route or self._is_known(message.new_id):
+            self._outbox.refuse(route, refusal)
+            return
+        # Before it goes on: its receiver may have cancelled it already.
+        self._outbox.open(message.new_id, replace(open))
+        if not self._sending.retarget(message.id, message.new_id, message.send_to, now):
+            self._outbox.put(refusal)
             return
         self._outbox.put(RequestOutput(id=message.id, position=held.num_output_tokens, end=Aborted()))
-        self._outbox.open(message.new_id, replace(open))
+
+    def _is_known(self, id: str) -> bool:
+        """Whether a request of that id is open, or its hand-off, which may outlast it."""
+        return self._outbox.get(id) is not None or self._sending.knows(id) or self._receiving.knows(id)
 
     def _refusal(self, message: AddRequest) -> tuple[ErrorCode, str] | None:
         """Why the request is not even given to the engine."""
         if message.boot_id != self.info.identity.boot_id:
             return "stale_boot", "the node has restarted"
+        if self._is_known(message.id):
+            return "bad_request", f"a request with id {message.id} is running"
         if self._drain_deadline is not None:
             return "draining", "the node is shutting down"
         if len(self._outbox) >= MAX_OPEN_REQUESTS:

@@ -35,7 +35,7 @@ from pdserve_protocol.timing import REMEMBER_ENDED_S
 from pdserve_engine.handoff_stats import HandoffStats, ReservedBlocks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pdserve_kv_transfer.effects import Effect
     from pdserve_kv_transfer.events import MoverEvent
@@ -145,6 +145,10 @@ class Receiving:
     def num_landing(self) -> int:
         """Blocks of the wire that are being landed."""
         return sum(len(incoming.landing) for incoming in self._incoming.values())
+
+    def knows(self, request_id: str) -> bool:
+        """Whether a hand-off of that id is not over; its request may be."""
+        return request_id in self._incoming
 
     def is_active(self) -> bool:
         """Whether time matters: there are links to keep alive or hand-offs to wait for."""
@@ -329,7 +333,12 @@ class Receiving:
         )
 
     def _complete(self, link: _Link, completed: Completed, now: float) -> None:
-        request = self._incoming.pop(completed.id).request
+        request = self._incoming[completed.id].request
+        fault = self._fault_of_tokens(request, completed.final.token_ids)
+        if fault is not None:
+            self._end(completed.id, HandoffFailed(fault), now)
+            return
+        del self._incoming[completed.id]
         # A hole ends the prefix: what has landed beyond it is computed again.
         num_computed = max(min(completed.bad_positions, default=request.num_tokens), request.num_cached_tokens)
         self._takeovers[completed.id] = Takeover(
@@ -342,6 +351,17 @@ class Receiving:
         result = self._core.scheduler.kv_arrived(completed.id, completed.final.token_ids, num_computed, now)
         if result is not None:
             self._on_result(result)
+
+    def _fault_of_tokens(self, request: Request, token_ids: Sequence[int]) -> str | None:
+        """Why these cannot be the output so far: they come from another process, and a step would stumble over them."""
+        vocab_size = self._core.limits.vocab_size
+        if not all(0 <= token_id < vocab_size for token_id in token_ids):
+            return "the sender's tokens are not of the vocabulary"
+        if len(token_ids) > request.sampling.max_tokens:
+            return f"the sender has {len(token_ids)} tokens, more than are wanted"
+        if any(ours != theirs for ours, theirs in zip(request.output_token_ids, token_ids, strict=False)):
+            return "the sender's tokens do not go on from those that are known"
+        return None
 
     def _end(self, id: str, outcome: object, now: float) -> None:
         """The hand-off is over without KV; so is the request, unless it ended before."""

@@ -120,6 +120,10 @@ class Sending:
     def num_open(self) -> int:
         return len(self._outgoing)
 
+    def knows(self, request_id: str) -> bool:
+        """Whether a hand-off of that id is not over; its request may be."""
+        return request_id in self._outgoing
+
     def is_active(self) -> bool:
         """Whether time matters: there are links to keep alive."""
         return bool(self._links)

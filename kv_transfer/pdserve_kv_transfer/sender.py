@@ -63,8 +63,8 @@ class Sender:
         """A prompt of ``num_tokens`` is at the head of the queue; its KV is expected in ``eta_s`` seconds."""
         if id in self._blocked:
             return [Ended(id, Cancelled())]
-        if id in self._handoffs:
-            return []
+        if (known := self._handoffs.get(id)) is not None:
+            return [Ended(id, Failed("its id was used before"))] if known.told else []
         handoff = Outgoing(id=id, num_tokens=num_tokens, eta_s=eta_s, progress_at=now)
         self._handoffs[id] = handoff
         return [Send(handoff.offer())]

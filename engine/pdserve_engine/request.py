@@ -117,7 +117,7 @@ class Request:
 
     def num_logits_rows(self, num_tokens: int) -> int:
         """Rows of logits that computing its next ``num_tokens`` tokens yields at most."""
-        if not self.wants_prompt_logprobs:
+        if self.sampling.prompt_logprobs is None or not self.wants_prompt_logprobs:
             return 1
         return max(1, min(num_tokens, self.num_prompt_tokens - self.num_scheduled_tokens))
 

@@ -101,6 +101,8 @@ class _Plan:
     def share(self, request: Request) -> int:
         """How many tokens it may have."""
         num_tokens = min(request.num_remaining, self.budget)
+        if request.sampling.prompt_logprobs is None:
+            return num_tokens if self.num_rows else 0
         return num_tokens if request.num_logits_rows(num_tokens) <= self.num_rows else self.num_rows
 
     def add(self, request: Request, num_tokens: int) -> None:

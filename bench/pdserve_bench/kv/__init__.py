@@ -13,7 +13,7 @@ points and all baselines one after the other: what is compared was measured in t
     pushes.py       what is measured: connectors and the mover
     raw.py          what they are compared with: memcpy and a socket
     raw_nixl.py     and NIXL, one contiguous buffer
-    mooncake.py     a peer, in an interpreter of its own
+    mooncake_peer.py   a peer, in an interpreter of its own
     results.py      samples -> times, GB/s, ratios
     view.py         the result as tables and as CSV
     plot.py         the result as a picture

@@ -12,7 +12,7 @@ from pdserve_protocol.errors import ProtocolError
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pdserve_bench.errors import BadOption, ProcessFailed
-from pdserve_bench.kv import mooncake
+from pdserve_bench.kv import mooncake_peer
 from pdserve_bench.kv.config import points
 from pdserve_bench.kv.messages import SenderTask, Started, StartReceiver
 from pdserve_bench.kv.plot import plot
@@ -117,7 +117,7 @@ def _mooncake(bench: KvBench, point: Point) -> list[float]:
     """Seconds of the same blocks through a peer; all writes of the point in one call."""
     numbers = [str(n) for n in (point.total_blocks, point.block_bytes, bench.repetitions)]
     ended = subprocess.run(
-        [str(bench.mooncake), str(Path(mooncake.__file__)), *numbers],
+        [str(bench.mooncake), str(Path(mooncake_peer.__file__)), *numbers],
         capture_output=True,
         text=True,
         timeout=MOONCAKE_S,

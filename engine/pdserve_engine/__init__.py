@@ -16,7 +16,7 @@ Who computes what, and where its KV is
 
 How it is computed
     executor.py           Executor: runs a step, returns a future
-    fake_executor.py      one without a model, which checks every KV entry that it reads
+    fake_executor.py      one over the oracle, whose steps end when a test says so
     oracle.py             a worker without a model, over real memory, which checks every KV entry that it reads
     worker.py             owns the device: weights, KV cache memory (kv_memory.py), model runner
     model_runner.py       SchedulerOutput -> tensors (input_batch.py) -> logits -> tokens

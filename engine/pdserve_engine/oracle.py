@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pdserve_protocol.node import KVLayout
-from pdserve_protocol.outputs import TokenLogprobs
+from pdserve_protocol.outputs import PromptLogprobs, TokenLogprobs
 
 from pdserve_engine import kv_memory
 from pdserve_engine.errors import ContractBroken, WrongKV
@@ -80,6 +80,7 @@ class _Known:
     entries: list[bytes]
     words_T: Words
     wants_logprobs: bool
+    num_scored_tokens: int
 
 
 class OracleWorker:
@@ -143,6 +144,7 @@ class OracleWorker:
             self._write(request_id, computed[request_id], num_tokens)
         for request_id, num_tokens in step.num_scheduled_tokens.items():
             self._sample(request_id, computed[request_id] + num_tokens, output)
+            self._score(request_id, computed[request_id] + 1, num_tokens, output)
         return output
 
     def _update(self, step: SchedulerOutput) -> None:
@@ -163,7 +165,9 @@ class OracleWorker:
             self._append(known, token_ids)
 
     def _make_known(self, new: NewRequestData) -> _Known:
-        known = _Known([], list(new.block_ids), [], self._words_of([]), new.sampling.logprobs is not None)
+        wants_logprobs = new.sampling.logprobs is not None
+        num_scored = new.num_prompt_tokens if new.prompt_logprobs is not None else 0
+        known = _Known([], list(new.block_ids), [], self._words_of([]), wants_logprobs, num_scored)
         self._append(known, new.token_ids)
         return known
 
@@ -202,6 +206,14 @@ class OracleWorker:
         if known.wants_logprobs:
             output.logprobs[request_id] = [TokenLogprobs(token_id=token_id, logprob=-0.5, rank=1)]
         self._append(known, [token_id])
+
+    def _score(self, request_id: str, position: int, count: int, output: ModelRunnerOutput) -> None:
+        """A prompt token's rank is its position."""
+        known = self._known[request_id]
+        stop = min(position + count, known.num_scored_tokens)
+        if position < stop:
+            tokens = [TokenLogprobs(token_id=known.token_ids[i], logprob=-0.5, rank=i) for i in range(position, stop)]
+            output.prompt_logprobs[request_id] = PromptLogprobs(position=position, tokens=tokens)
 
     def _places(self, known: _Known, start: int, end: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Block and offset of each position."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from pdserve_engine.block_hash import BlockHasher
 from pdserve_engine.config import SchedulerConfig
 from pdserve_engine.core import EngineCore, EngineLimits
-from pdserve_engine.fake_executor import FakeExecutor, expected_tokens
+from pdserve_engine.fake_executor import FakeExecutor
 from pdserve_engine.kv_cache_manager import KVCacheManager
+from pdserve_engine.oracle import expected_tokens
 from pdserve_engine.scheduler import Scheduler
 from pdserve_protocol.outputs import Failed, Finished
 from pdserve_protocol.requests import AddRequest, ReceiveFrom, SendTo

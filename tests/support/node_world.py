@@ -55,7 +55,7 @@ class WhenRoom:
 class SimRegion:
     node: Node
     key: str
-    memory: dict[int, list[bytes]] = field(default_factory=dict)
+    memory: dict[int, bytes] = field(default_factory=dict)
     fenced: bool = False
 
 
@@ -78,8 +78,8 @@ class LandingPass:
     pieces: Sequence[tuple[int, int, int, bytes]]
 
 
-def digest(entries: Sequence[bytes]) -> bytes:
-    return hashlib.blake2b(b"|".join(entries), digest_size=16).digest()
+def digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).digest()
 
 
 class Node:
@@ -349,7 +349,7 @@ class NodeWorld:
             for _, block, slot in flight.pieces:
                 flight.region.memory[slot] = flight.node.engine.executor.read_block(block)
                 if corrupt:
-                    flight.region.memory[slot][0] = b"corrupt"
+                    flight.region.memory[slot] = bytes(len(flight.region.memory[slot]))
         if self.nodes[flight.node.name] is not flight.node:
             return
         if flight.region.fenced:
@@ -367,9 +367,9 @@ class NodeWorld:
         ok, bad = set(), set()
         for position, slot, block, expected in landing.pieces:
             region = landing.region
-            entries = None if region is None or region.fenced else region.memory.get(slot)
-            if entries is not None and digest(entries) == expected:
-                landing.node.engine.executor.write_block(block, entries)
+            content = None if region is None or region.fenced else region.memory.get(slot)
+            if content is not None and digest(content) == expected:
+                landing.node.engine.executor.write_block(block, content)
                 ok.add(position)
             else:
                 bad.add(position)

@@ -14,7 +14,7 @@ from pdserve_router.errors import NodeFailed, NodeLost, NotReady
 from pdserve_router.lifecycle import Half
 from pdserve_router.retries import is_worth_another, to_avoid
 from support.fake_node import FakeNode
-from support.router_cluster import DEADLINE_S, FILES, pair, parse_events, router_cluster
+from support.router_cluster import DEADLINE_S, FILES, free_port, pair, parse_events, router_cluster
 
 if TYPE_CHECKING:
     from pdserve_protocol.requests import AddRequest
@@ -115,17 +115,20 @@ def test_a_prefill_node_that_dies_with_the_only_kv() -> None:
 def test_another_model_under_the_same_name_does_not_go_on() -> None:
     # B20: the node of other weights is usable as soon as the first has gone, and still not for this request.
     async def main() -> None:
-        nodes = [FakeNode("decode", FILES, manual=True, model_id=id) for id in ("old weights", "new weights")]
-        async with router_cluster(nodes[:1], decode=tuple(Address("127.0.0.1", n.port) for n in nodes)) as c:
+        old, port = FakeNode("decode", FILES, manual=True, model_id="old weights"), free_port()
+        async with router_cluster([old], decode=tuple(Address("127.0.0.1", p) for p in (old.port, port))) as c:
+            # The first to say hello defines what is served under the name.
+            await c.until("/health", lambda body: body["decode"][0]["usable"])
+            new = FakeNode("decode", FILES, manual=True, model_id="new weights", port=port)
             await c.until("/health", lambda body: body["decode"][1]["refused"])
             request = asyncio.create_task(c.post(COMPLETION, BODY))
-            nodes[0].say(await soon(nodes[0].requests), 0, TOKENS[:1])
-            await nodes[0].close()
+            old.say(await soon(old.requests), 0, TOKENS[:1])
+            await old.close()
             status, body, _ = await request
             assert (status, body["error"]["code"]) == (503, "node_lost")
             await c.until("/health", lambda body: body["decode"][1]["usable"])
-            assert nodes[1].requests.empty()
-        await nodes[1].close()
+            assert new.requests.empty()
+        await new.close()
 
     uvloop.run(main())
 

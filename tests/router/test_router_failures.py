@@ -15,7 +15,7 @@ from pdserve_protocol.outputs import Aborted, Failed, Finished
 from pdserve_router import registry
 from pdserve_router.output_processor import OutputProcessor
 from support.fake_node import LAYOUT, FakeNode
-from support.router_cluster import DEADLINE_S, FILES, pair, parse_events, router_cluster
+from support.router_cluster import DEADLINE_S, FILES, free_port, pair, parse_events, router_cluster
 
 COMPLETION = "/v1/completions"
 BODY: dict[str, Any] = {"prompt": "x", "max_tokens": 9}
@@ -174,9 +174,7 @@ def test_nodes_are_told_of_one_another() -> None:
 def test_a_name_means_what_its_first_node_serves_until_that_has_gone(field: str, value: str) -> None:
     async def main() -> None:
         first = FakeNode("decode", FILES, tokens=[70])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         prefill = (Address("127.0.0.1", port),)
         async with router_cluster([first], prefill=prefill, degraded=True) as c:
             second = FakeNode("prefill", FILES, tokens=[70], port=port, **{field: value})  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import socket
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,14 @@ class RouterCluster:
                 if got == status and (wanted is None or wanted(body)):
                     return body
                 await asyncio.sleep(0.01)
+
+
+def free_port() -> int:
+    """One that nobody has now: for a node that comes later."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def parse_events(data: bytes) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine over TCP: `python mooncake_peer.py NUM_BLOCKS BLOCK_BYTES REPETITIONS` prints seconds as JSON.
+"""Mooncake over TCP: `python mooncake_peer.py NUM_BLOCKS BLOCK_BYTES REPETITIONS` prints a JSON list of seconds.
 
 Runs in an interpreter of its own, which need not have pdserve: nothing but the standard library and Mooncake is
 imported. Two processes; the sender writes blocks that lie apart in one call, and the first call is not counted.

@@ -20,6 +20,7 @@ class WorkerBase(Protocol):
 
     layout: KVLayout
     num_blocks: int
+    weight_bytes: int
     model_id: str
     numerics: str
     vocab_size: int

@@ -26,6 +26,7 @@ from pdserve_engine.errors import EngineError, UntrustedNetwork
 from pdserve_engine.faulty_door import open_door
 from pdserve_engine.models.errors import ModelError
 from pdserve_engine.proc import EngineCoreProc
+from pdserve_engine.process_memory import ProcessMemory, give_back
 from pdserve_engine.weights import resolve_model
 from pdserve_engine.weights.errors import WeightsError
 from pdserve_engine.wiring import build_engine
@@ -93,6 +94,7 @@ def run_node(
     # What exists now lives as long as the process; the collector need not look at it again.
     gc.collect()
     gc.freeze()
+    give_back()
     proc.run()
     return 0
 
@@ -189,4 +191,5 @@ def build_node(
         send_policy=send_policy,
         receive_policy=receive_policy,
         drain_timeout_s=args.drain_timeout,
+        memory=ProcessMemory(worker.weight_bytes, worker.kv_bytes()),
     )

@@ -93,6 +93,7 @@ class OracleWorker:
     model_id = "oracle"
     numerics = "oracle"
     grammars = None
+    weight_bytes = 0
 
     def __init__(
         self,

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from pdserve_engine.core import EngineCore
     from pdserve_engine.door import NodeDoor, Route, Visitor
+    from pdserve_engine.process_memory import ProcessMemory
     from pdserve_engine.receiving import ReceivePolicy
     from pdserve_engine.scheduler import StepResult
     from pdserve_engine.scheduler_output import ModelRunnerOutput
@@ -82,6 +83,7 @@ class EngineCoreProc:
     Args:
         inbox: where door and mover post their events.
         send_policy, receive_policy: None where this node does not hand over, or does not take over.
+        memory: what its status tells of it; None tells nothing.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class EngineCoreProc:
         send_policy: SendPolicy | None,
         receive_policy: ReceivePolicy | None,
         drain_timeout_s: float,
+        memory: ProcessMemory | None = None,
     ) -> None:
         identity = info.identity
         self.core = core
@@ -105,6 +108,7 @@ class EngineCoreProc:
         self._door = door
         self._tokenizer = tokenizer
         self._drain_timeout_s = drain_timeout_s
+        self._memory = memory
         self._hands_over = send_policy is not None
         self._takes_over = receive_policy is not None
         self._outbox = Outbox()
@@ -428,5 +432,6 @@ class EngineCoreProc:
                 "blocks_reserved": self._receiving.reserved.now,
                 "blocks_reserved_most": self._receiving.reserved.most,
                 "blocks_landing": self._receiving.num_landing,
-            },
+            }
+            | (self._memory.gauges() if self._memory is not None else {}),
         )

@@ -49,6 +49,7 @@ class Worker:
         layout: of one KV block.
         num_blocks: blocks of the KV cache.
         kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], contiguous and page-aligned, on the device.
+        weight_bytes: of the weights as they were loaded, in the host's memory.
         model_id: hash of configuration and weights.
         numerics: fingerprint of what decides the bits of a result beside the model.
         max_model_len: tokens of one request at most.
@@ -72,7 +73,9 @@ class Worker:
         self.max_model_len = config.model.max_model_len or limit
         if self.max_model_len > limit:
             raise ContextTooLong(self.max_model_len, limit)
-        model = Decoder(model_config, load_weights(folder, dtype, str(device)), kernels, self.max_model_len)
+        weights = load_weights(folder, dtype, str(device))
+        self.weight_bytes = sum(tensor.nbytes for tensor in weights.values()) if device.type == "cpu" else 0
+        model = Decoder(model_config, weights, kernels, self.max_model_len)
         self.model_id = model_id(folder)
         self.numerics = kernels.fingerprint(dtype)
         self.vocab_size = model_config.vocab_size

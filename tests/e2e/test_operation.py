@@ -90,6 +90,16 @@ def test_idle_processes_take_no_processor_time(cluster: Cluster) -> None:
 # ---- the official client -------------------------------------------------------------------------------------------
 
 
+def test_memory_beyond_weights_and_cache_is_bounded(cluster: Cluster) -> None:
+    cluster.complete(**greedy(prompt_of(3, 2000), 20))
+    for status in cluster.statuses():
+        gauges = status.gauges
+        assert 0 < gauges["memory_kv_cache_bytes"] <= 64 << 20
+        assert gauges["memory_resident_bytes"] > gauges["memory_beyond_bytes"] > 0
+        # The landing region of the decode node is a part of it.
+        assert gauges["memory_beyond_bytes"] < 600e6
+
+
 def test_openai_client(cluster: Cluster) -> None:
     with openai.OpenAI(base_url=f"http://127.0.0.1:{cluster.port}/v1", api_key="any", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["tiny"]

@@ -15,5 +15,5 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("connector", ["nixl", "tcp"])
 def test_every_request_ends_and_no_wrong_entry_is_read(connector: str, tmp_path: Path) -> None:
-    args = chaos.parse(["--requests", "2500", "--kill-every", "4", "--kv-connector", connector])
+    args = chaos.parse(["--requests", "1200", "--kill-every", "3", "--kv-connector", connector])
     assert chaos.run(args, tmp_path) == 0

@@ -106,7 +106,7 @@ def parse_node_args(
         "--block-size",
         type=positive,
         default=16,
-        help="tokens in a KV block; the same on all nodes (default: %(default)s)",
+        help="tokens in a KV block; nodes may differ (default: %(default)s)",
     )
     engine.add_argument(
         "--kv-cache-memory",

@@ -22,6 +22,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("number", type=int, nargs="?", default=300, help="requests (default: %(default)s)")
     parser.add_argument("--model", default="smollm2", help="what a node takes (default: %(default)s)")
+    parser.add_argument("--calls", action="store_true", help="function calls too: the model can be told of tools")
     parser.add_argument("--concurrency", type=int, default=8, help="default: %(default)s")
     args = parser.parse_args()
     node_args = ["--max-model-len", "1024", "--kv-cache-memory", "128MiB"]
@@ -31,7 +32,12 @@ def main() -> int:
         Progress() as progress,
     ):
         task = progress.add_task("requests, each twice", total=args.number)
-        tally = compare(cluster, asks(args.number), concurrency=args.concurrency, on_end=lambda: progress.advance(task))
+        tally = compare(
+            cluster,
+            asks(args.number, calls=args.calls),
+            concurrency=args.concurrency,
+            on_end=lambda: progress.advance(task),
+        )
         cluster.wait_until_idle()
     print(f"{tally.total} requests, plain and streamed; ends: {dict(tally.ends)}")
     for different in tally.different[:20]:

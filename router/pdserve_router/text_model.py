@@ -62,6 +62,7 @@ class TextModel:
         Raises:
             ContextTooLong: it has.
             BadRequest: the template refuses the messages, or the text cannot be encoded.
+            NotSupported: the template would not show the tools to the model.
         """
         if isinstance(prompt, list):
             if len(prompt) > limit:
@@ -103,6 +104,8 @@ class TextModel:
         return ids
 
     def _render(self, prompt: ChatPrompt) -> str:
+        if prompt.tools and not self._template.knows_tools:
+            raise NotSupported("tools", "this model's chat template does not tell the model of them")
         variables = prompt.variables | ({"tools": prompt.tools} if prompt.tools else {})
         return self._template.render(
             prompt.messages,

@@ -199,6 +199,29 @@ def test_parsers_are_chosen_by_flags() -> None:
     run(lambda: says("hm</think>Yes."), named, tool_call_parser="mistral", reasoning_parser="deepseek_r1")
 
 
+@pytest.mark.parametrize("choice", ["auto", "required", {"type": "function", "function": {"name": "weather"}}])
+def test_tools_that_the_model_would_not_hear_of(choice: Any) -> None:
+    async def scenario(c: RouterCluster) -> None:
+        for path, body in (
+            (CHAT, ASK),
+            ("/tokenize", {"messages": ASK["messages"], "tools": [WEATHER]}),
+            ("/v1/responses", {"input": "Rain?", "tools": [{"type": "function", **WEATHER["function"]}]}),
+        ):
+            extra = {} if path == "/tokenize" else {"tool_choice": choice if path == CHAT else "required"}
+            status, answer, _ = await c.post(path, body | extra)
+            error = answer["error"]
+            assert (status, error["param"], error["code"]) == (400, "tools", "unsupported_parameter")
+        assert c.prefill[0].requests.empty()
+        assert (await c.post(CHAT, ASK | {"tool_choice": "none"}))[0] == 200
+
+    files = tool_tokenizer_files("{% for message in messages %}{{ message.content }}{% endfor %}<tool_call>")
+
+    def nodes() -> list[FakeNode]:
+        return [FakeNode(role, files, tokens=[EOS_ID], max_model_len=1024) for role in ("prefill", "decode")]  # type: ignore[arg-type]
+
+    run(nodes, scenario, tool_call_parser="hermes")
+
+
 # Some of these are several tokens, and some tokens are parts of characters.
 WORDS = [
     *("<tool_call>", "</tool_call>", '{"name": "weather", "arguments": ', '{"city": "é"}', "}", CALL),

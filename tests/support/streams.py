@@ -37,6 +37,8 @@ _TOOL = {
     },
 }
 _CALL = {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120}
+_SCHEMA = {"type": "json_schema", "json_schema": {"name": "it", "schema": _TOOL["function"]["parameters"]}}  # type: ignore[index]
+_OBJECT = {"response_format": _SCHEMA, "max_tokens": 120}
 
 
 class Ask(NamedTuple):
@@ -65,8 +67,12 @@ class _Answer(NamedTuple):
     usage: Any
 
 
-def asks(number: int) -> Iterator[Ask]:
-    """Texts, stop strings, log probabilities and calls at temperature 0, of both endpoints in turn."""
+def asks(number: int, *, calls: bool = True) -> Iterator[Ask]:
+    """Texts, stop strings, log probabilities and calls at temperature 0, of both endpoints in turn.
+
+    Without ``calls`` there are objects instead, for a model that cannot be told of tools.
+    """
+    last = ("call", True, _CALL) if calls else ("object", True, _OBJECT)
     topics = [f"{opening} {topic}" for topic, opening in itertools.product(_TOPICS, _OPENINGS)]
     for i, prompt in enumerate(itertools.islice(itertools.cycle(topics), number)):
         stop = {"stop": _STOPS[i // 7 % len(_STOPS)]}
@@ -77,7 +83,7 @@ def asks(number: int) -> Iterator[Ask]:
             ("stop", True, stop),
             ("logprobs", False, {"logprobs": 3}),
             ("logprobs and stop", True, stop | {"logprobs": True, "top_logprobs": 2}),
-            ("call", True, _CALL),
+            last,
         ][i % 7]
         body = {"temperature": 0, "max_tokens": 32, **extra}
         if is_chat:

@@ -60,6 +60,22 @@ def test_further_variables_reach_the_template() -> None:
 
 
 @pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ messages[0].content }}", False),
+        ("{{ messages[0].content }}{% if tools %}tools{% endif %}", False),
+        ("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}", True),
+        ("{% if tools and messages[-1].role == 'user' %}{{ tools | tojson }}{% endif %}", True),
+        # Each request says it.
+        ("{{ raise_exception('a system message first') }}", True),
+        (None, True),
+    ],
+)
+def test_whether_a_template_knows_tools(source: str | None, expected: bool) -> None:
+    assert ChatTemplate(source, {}).knows_tools is expected
+
+
+@pytest.mark.parametrize(
     ("source", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "^roles must alternate$"),

@@ -26,6 +26,12 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
+_PROBE = "pdserve_probe_of_tools"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {"name": _PROBE, "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
 # What an expression in a template can raise when the messages are not as it expects.
 _TEMPLATE_FAULTS = (
     jinja2.TemplateError,
@@ -120,6 +126,15 @@ class ChatTemplate:
         if not found:
             raise ChatTemplateError("the template does not show the last message, which is to be continued")
         return before
+
+    @cached_property
+    def knows_tools(self) -> bool:
+        """Whether a model is told of the tools that it is offered; found out by offering it one."""
+        try:
+            return _PROBE in self.render([{"role": "user", "content": "?"}], tools=[_PROBE_TOOL])
+        except ChatTemplateError:
+            # That it fails with any messages at all is for the request to find out.
+            return True
 
     @cached_property
     def _template(self) -> jinja2.Template:

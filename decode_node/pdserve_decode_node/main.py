@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from pdserve_engine.args import parse_node_args
+from pdserve_engine.args import milliseconds, parse_node_args
 from pdserve_engine.node import run_node
 from pdserve_protocol.door import DECODE_PORT
 
@@ -29,7 +29,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv=argv,
         add_own=add_decode_flags,
     )
-    return run_node("decode", args, receive_policy=GrantWhenRoom(args.grant_policy))
+    return run_node(
+        "decode",
+        args,
+        receive_policy=GrantWhenRoom(args.grant_policy),
+        itl_target_s=args.itl_target_ms / 1000 or None,
+    )
 
 
 def add_decode_flags(parser: ArgumentParser) -> None:
@@ -41,6 +46,14 @@ def add_decode_flags(parser: ArgumentParser) -> None:
         default="offer",
         help="when KV blocks are reserved for a prompt: when it is next on its prefill node, when its request arrives "
         "here, or when it is computed; the others are there to be compared with (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--itl-target-ms",
+        type=milliseconds,
+        default=50.0,
+        metavar="MS",
+        help="prompts computed here are cut so that streams beside them wait about so long for a token; 0 does not "
+        "limit (default: %(default)g)",
     )
 
 

@@ -42,12 +42,21 @@ def port(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A duration >= 0."""
+    return _duration(text, "seconds")
+
+
+def milliseconds(text: str) -> float:
+    """A duration >= 0."""
+    return _duration(text, "milliseconds")
+
+
+def _duration(text: str, unit: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of {unit}")
     return value
 
 

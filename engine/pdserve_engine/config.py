@@ -50,12 +50,15 @@ class SchedulerConfig:
     Attributes:
         max_num_seqs: requests running at the same time.
         max_num_batched_tokens: token budget of a step; a longer prompt is computed in chunks of at most this.
+        itl_target_s: how long a step with decodes is to take at most; prompts beside them are computed in smaller
+            chunks. None does not limit.
         decode_on_after_s: a finished prompt that is to be handed over waits so long for its receiver before this node
             generates its next tokens itself, while it has no prompt to run.
     """
 
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
+    itl_target_s: float | None = None
     decode_on_after_s: float = 0.3
 
 

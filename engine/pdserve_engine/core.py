@@ -137,11 +137,18 @@ class EngineCore:
         error = future.exception()
         self.pace.ended(now, computed=error is None)
         if error is None:
+            self._observe(scheduler_output)
             return self.scheduler.update_from_output(scheduler_output, future.result(), now)
         if isinstance(error, StepNotRun):
             self.scheduler.skip_step(scheduler_output)
             return []
         return self.scheduler.fail_step(scheduler_output, f"{type(error).__name__}: {error}", now)
+
+    def _observe(self, scheduler_output: SchedulerOutput) -> None:
+        assert self.pace.last is not None, "the step was computed"
+        num_decodes = sum(num == 1 for num in scheduler_output.num_scheduled_tokens.values())
+        num_prompt_tokens = scheduler_output.total_num_scheduled_tokens - num_decodes
+        self.scheduler.prompt_share.observe(num_decodes, num_prompt_tokens, self.pace.last.seconds)
 
     def step(self, clock: Callable[[], float]) -> list[StepResult]:
         """Waits for the oldest step, with another queued behind it; its results, none where nothing is to do.

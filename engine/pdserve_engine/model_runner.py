@@ -162,13 +162,7 @@ class ModelRunner:
             if new.prompt_logprobs is not None:
                 self._prompt_logprobs[new.req_id] = _WantedLogprobs(new.num_prompt_tokens, new.prompt_logprobs)
         cached = step.scheduled_cached_reqs
-        for req_id, token_ids, block_ids in zip(
-            cached.req_ids, cached.new_token_ids, cached.new_block_ids, strict=True
-        ):
-            if token_ids:
-                for token_id in token_ids:
-                    self._batch.sampler_state(req_id).append(token_id)
-                self._batch.append_tokens(req_id, token_ids)
+        for req_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if block_ids:
                 self._batch.append_blocks(req_id, block_ids)
         starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))

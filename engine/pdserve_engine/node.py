@@ -58,6 +58,7 @@ def run_node(
     receive_policy: ReceivePolicy | None = None,
     wrap_connector: Callable[[Connector], Connector] = lambda connector: connector,
     region_bytes: int = DEFAULT_REGION_BYTES,
+    itl_target_s: float | None = None,
     make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
 ) -> int:
     """Serves until drained; the exit status: 0, or 2 with one line on stderr where the node cannot be started.
@@ -66,6 +67,7 @@ def run_node(
         args: of ``parse_node_args``.
         wrap_connector: what is done to each KV connector before it is used; drills use it.
         region_bytes: of the landing region of each peer.
+        itl_target_s: how long a step with decodes is to take at most; None does not limit.
         make_worker: what computes.
     """
     logging.basicConfig(
@@ -79,6 +81,7 @@ def run_node(
             receive_policy=receive_policy,
             wrap_connector=wrap_connector,
             region_bytes=region_bytes,
+            itl_target_s=itl_target_s,
             make_worker=make_worker,
         )
     except (ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError) as error:
@@ -107,6 +110,7 @@ def build_node(
     receive_policy: ReceivePolicy | None = None,
     wrap_connector: Callable[[Connector], Connector] = lambda connector: connector,
     region_bytes: int = DEFAULT_REGION_BYTES,
+    itl_target_s: float | None = None,
     make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
 ) -> EngineCoreProc:
     """Wires a node; nothing runs yet but the mover, which sleeps.
@@ -139,7 +143,9 @@ def build_node(
                 ),
                 cache=CacheConfig(block_size=args.block_size, memory_bytes=args.kv_cache_memory),
                 scheduler=SchedulerConfig(
-                    max_num_seqs=args.max_num_seqs, max_num_batched_tokens=args.max_num_batched_tokens
+                    max_num_seqs=args.max_num_seqs,
+                    max_num_batched_tokens=args.max_num_batched_tokens,
+                    itl_target_s=itl_target_s,
                 ),
                 num_threads=args.threads,
                 device=args.device,

@@ -156,14 +156,10 @@ class OracleWorker:
                 raise ContractBroken(new.req_id, "new, but known")
             self._known[new.req_id] = self._make_known(new)
         cached = step.scheduled_cached_reqs
-        for request_id, token_ids, block_ids in zip(
-            cached.req_ids, cached.new_token_ids, cached.new_block_ids, strict=True
-        ):
+        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if request_id not in self._known:
                 raise ContractBroken(request_id, "not new, but not known")
-            known = self._known[request_id]
-            known.block_ids.extend(block_ids)
-            self._append(known, token_ids)
+            self._known[request_id].block_ids.extend(block_ids)
 
     def _make_known(self, new: NewRequestData) -> _Known:
         wants_logprobs = new.sampling.logprobs is not None

@@ -20,8 +20,10 @@ from pdserve_protocol.outputs import Failed, Finished, PromptLogprobs
 from pdserve_engine.config import max_logits_rows
 from pdserve_engine.counters import EngineCounters, Outcome
 from pdserve_engine.holds import Holds
+from pdserve_engine.prompt_share import PromptShare
 from pdserve_engine.request import Request, RequestEvent, RequestStatus
-from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
+from pdserve_engine.step_builder import StepBuilder
+from pdserve_engine.step_plan import StepPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from pdserve_engine.config import SchedulerConfig
     from pdserve_engine.kv_cache_manager import BlockUsage, KVCacheManager
-    from pdserve_engine.scheduler_output import ModelRunnerOutput
+    from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
 
 _NOTHING: tuple[int, ...] = ()
@@ -90,33 +92,6 @@ def _take_new(request: Request, computed: PromptLogprobs) -> PromptLogprobs | No
     return PromptLogprobs(position=position, tokens=tokens) if tokens else None
 
 
-class _Plan:
-    """Who gets how many tokens of the budget in the step being made, in batch order, and rows of logits with them."""
-
-    def __init__(self, budget: int, num_rows: int) -> None:
-        self.budget = budget
-        self.num_rows = num_rows
-        self.scheduled: dict[Request, int] = {}
-
-    def share(self, request: Request) -> int:
-        """How many tokens it may have."""
-        num_tokens = min(request.num_remaining, self.budget)
-        if request.sampling.prompt_logprobs is None:
-            return num_tokens if self.num_rows else 0
-        return num_tokens if request.num_logits_rows(num_tokens) <= self.num_rows else self.num_rows
-
-    def add(self, request: Request, num_tokens: int) -> None:
-        self.scheduled[request] = num_tokens
-        self.budget -= num_tokens
-        self.num_rows -= request.num_logits_rows(num_tokens)
-
-    def drop(self, request: Request) -> None:
-        num_tokens = self.scheduled.pop(request, 0)
-        if num_tokens:
-            self.budget += num_tokens
-            self.num_rows += request.num_logits_rows(num_tokens)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _StepInFlight:
     """A step that has not retired. ``freed``: blocks of ended requests that it may still write to."""
@@ -132,7 +107,8 @@ class Scheduler:
 
     Order in a step: running requests that decode, running ones that still compute known tokens, requests whose KV has
     arrived, preempted ones, new ones by priority. A request is admitted only with blocks for all its known tokens and
-    one more.
+    one more. Beside requests that decode the others have the share of the step that ``prompt_share`` says; whoever
+    measures steps tells it.
 
     Args:
         config: ``max_num_seqs`` above ``max_num_batched_tokens`` is lowered to it, so that every running request can
@@ -156,12 +132,11 @@ class Scheduler:
         self._granted: deque[Request] = deque()
         self._waiting: deque[Request] = deque()
         self.holds = Holds(kv, config.decode_on_after_s)
+        self.prompt_share = PromptShare(config.itl_target_s, kv.block_size)
         self._steps: deque[_StepInFlight] = deque()
         self._num_retired = 0
         self._must_drain = False
-        # Of the requests that the model runner knows: how many of their blocks it was told.
-        self._num_blocks_told: dict[str, int] = {}
-        self._to_forget: set[str] = set()
+        self._builder = StepBuilder(kv)
 
     # ---- what there is -------------------------------------------------------------------------------------------
 
@@ -353,20 +328,18 @@ class Scheduler:
         """
         if self._must_drain:
             return None
-        plan = _Plan(self._token_budget, self._max_logits_rows)
+        decodes, prompts = self._to_advance()
+        num_decodes = len(decodes) + len(self._arrived)
+        num_prompt_tokens = self.prompt_share.num_tokens(num_decodes, self._token_budget)
+        plan = StepPlan(self._token_budget, num_prompt_tokens, self._max_logits_rows)
         num_preemptions = self.counters.preemptions
-        if not self._schedule_running(plan):
+        if not self._advance_running(decodes + prompts, plan):
             return None
         # What a victim has given up is not for new work, unless nobody else wants it.
         self._admit(plan, now, arrived_only=bool(plan.scheduled) and num_preemptions < self.counters.preemptions)
         if not plan.scheduled and not self._steps:
             self._decode_on(plan, now)
-        if not plan.scheduled:
-            return None
-        step = self._make_step(plan.scheduled)
-        self._steps.append(step)
-        self.counters.steps += 1
-        return step.output
+        return self._fly(plan.scheduled) if plan.scheduled else None
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput, now: float
@@ -393,8 +366,7 @@ class Scheduler:
         """
         requests = self._retire(scheduler_output)
         self._must_drain = bool(self._steps)
-        # Perhaps the runner did not come to this before it failed.
-        self._to_forget |= scheduler_output.finished_req_ids
+        self._builder.not_told(scheduler_output)
         results = []
         for request in requests:
             self.finish(request.request_id, now, "failed")
@@ -408,19 +380,23 @@ class Scheduler:
             request.num_tokens_in_flight = 0
             request.num_output_placeholders = 0
             # The runner has not heard of what this step told; it will be told all anew.
-            self._let_runner_forget(request.request_id)
-        self._to_forget |= scheduler_output.finished_req_ids
+            self._builder.forget(request.request_id)
+        self._builder.not_told(scheduler_output)
 
     # ---- within a step -------------------------------------------------------------------------------------------
 
-    def _schedule_running(self, plan: _Plan) -> bool:
-        """Shares for running requests; False where one must be preempted, and steps in flight may write its blocks."""
+    def _to_advance(self) -> tuple[list[Request], list[Request]]:
+        """Running requests that are not about to end: those that miss one token, and those that miss more."""
         decodes: list[Request] = []
-        others: list[Request] = []
+        prompts: list[Request] = []
         for request in self._running:
             if not self._will_end(request):
-                (decodes if request.num_remaining == 1 else others).append(request)
-        for request in decodes + others:
+                (decodes if request.num_remaining == 1 else prompts).append(request)
+        return decodes, prompts
+
+    def _advance_running(self, requests: list[Request], plan: StepPlan) -> bool:
+        """Shares for running requests; False where one must be preempted, and steps in flight may write its blocks."""
+        for request in requests:
             share = plan.share(request)
             if share == 0:
                 break
@@ -446,7 +422,7 @@ class Scheduler:
             or request.num_tokens + num_coming >= self.max_model_len
         )
 
-    def _make_room(self, request: Request, num_tokens: int, plan: _Plan) -> bool:
+    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
         """Blocks for so many tokens of the request, for which others are preempted, and at last it itself."""
         while not self.kv.append(request, num_tokens):
             victim = self._victim()
@@ -469,15 +445,18 @@ class Scheduler:
 
     def _give_up_blocks(self, request: Request) -> None:
         self.kv.free(request.request_id)
-        self._let_runner_forget(request.request_id)
+        self._builder.forget(request.request_id)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.counters.preemptions += 1
         self._waiting.appendleft(request)
 
-    def _admit(self, plan: _Plan, now: float, *, arrived_only: bool) -> None:
-        """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits."""
+    def _admit(self, plan: StepPlan, now: float, *, arrived_only: bool) -> None:
+        """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits.
+
+        One that has arrived with a hole may have to wait for a share; whoever has no hole does not wait behind it.
+        """
         while plan.budget > 0 and plan.num_rows > 0 and len(self._running) < self._max_num_seqs:
             if self._arrived:
                 request = self._arrived.popleft()
@@ -486,7 +465,7 @@ class Scheduler:
                     self._give_up_blocks(request)
                     return
             else:
-                head = None if arrived_only else self.next_to_start()
+                head = None if arrived_only or plan.num_prompt_tokens == 0 else self.next_to_start()
                 if head is None or not self._allocate(head):
                     return
                 request = head
@@ -496,9 +475,11 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             self._running.append(request)
             request.stamp(RequestEvent.SCHEDULED, now)
-            plan.add(request, plan.share(request))
+            share = plan.share(request)
+            if share:
+                plan.add(request, share)
 
-    def _decode_on(self, plan: _Plan, now: float) -> None:
+    def _decode_on(self, plan: StepPlan, now: float) -> None:
         """The next tokens of finished prompts whose receivers are full; only where there is no prompt to run."""
         for request in self.holds.to_decode_on(now):
             if plan.budget == 0 or len(self._running) == self._max_num_seqs:
@@ -524,50 +505,18 @@ class Scheduler:
         self.counters.prompt_tokens_cached += self._count_prompt(request)
         return True
 
-    def _make_step(self, scheduled: dict[Request, int]) -> _StepInFlight:
+    def _fly(self, scheduled: Mapping[Request, int]) -> SchedulerOutput:
+        """Puts a step in flight that computes so many tokens of each request."""
         number = self._num_retired + len(self._steps) + 1
-        new: list[NewRequestData] = []
-        known = CachedRequestData()
+        output = self._builder.build(scheduled, queued=bool(self._steps))
         for request, num_tokens in scheduled.items():
-            request_id = request.request_id
-            num_told = self._num_blocks_told.get(request_id)
-            num_blocks = self.kv.num_blocks(request_id)
-            if num_told is None:
-                new.append(
-                    NewRequestData(
-                        req_id=request_id,
-                        token_ids=request.token_ids(),
-                        num_prompt_tokens=request.num_prompt_tokens,
-                        sampling=request.sampling,
-                        block_ids=self.kv.block_ids(request_id),
-                        num_computed_tokens=request.num_computed_tokens,
-                        choice=request.choice,
-                        prompt_logprobs=request.sampling.prompt_logprobs if request.wants_prompt_logprobs else None,
-                    )
-                )
-            else:
-                known.req_ids.append(request_id)
-                known.new_token_ids.append(_NOTHING)
-                known.new_block_ids.append(
-                    self.kv.block_ids(request_id, num_told) if num_told < num_blocks else _NOTHING
-                )
-                known.num_computed_tokens.append(request.num_scheduled_tokens)
-            self._num_blocks_told[request_id] = num_blocks
             if num_tokens == request.num_remaining and not request.refills:
                 request.num_output_placeholders += 1
             request.num_tokens_in_flight += num_tokens
             request.last_step = number
-        to_forget, self._to_forget = self._to_forget, set()
-        output = SchedulerOutput(
-            scheduled_new_reqs=new,
-            scheduled_cached_reqs=known,
-            num_scheduled_tokens={request.request_id: num_tokens for request, num_tokens in scheduled.items()},
-            total_num_scheduled_tokens=sum(scheduled.values()),
-            scheduled_spec_decode_tokens={},
-            finished_req_ids=to_forget,
-            queued=bool(self._steps),
-        )
-        return _StepInFlight(number, output, list(scheduled), [])
+        self._steps.append(_StepInFlight(number, output, list(scheduled), []))
+        self.counters.steps += 1
+        return output
 
     # ---- after a step --------------------------------------------------------------------------------------------
 
@@ -632,7 +581,7 @@ class Scheduler:
 
     def _hold(self, request: Request, now: float) -> None:
         self._running.remove(request)
-        self._let_runner_forget(request.request_id)
+        self._builder.forget(request.request_id)
         request.refills = False
         request.status = RequestStatus.HELD
         request.stamp(RequestEvent.HELD, now)
@@ -670,13 +619,9 @@ class Scheduler:
             self._steps[request.last_step - self._num_retired - 1].freed.append(self.kv.detach(request.request_id))
         else:
             self.kv.free(request.request_id)
-        self._let_runner_forget(request.request_id)
+        self._builder.forget(request.request_id)
         request.status = RequestStatus.FINISHED
         self.counters.count_end(outcome)
-
-    def _let_runner_forget(self, request_id: str) -> None:
-        if self._num_blocks_told.pop(request_id, None) is not None:
-            self._to_forget.add(request_id)
 
     def _count(self, status: RequestStatus) -> int:
         return sum(request.status is status for request in self._requests.values())

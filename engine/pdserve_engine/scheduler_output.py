@@ -40,12 +40,10 @@ class CachedRequestData:
     """Differences since the last step for requests the runner knows; the lists are parallel.
 
     Attributes:
-        new_token_ids: tokens to append that the runner did not itself sample (normally none).
         new_block_ids: blocks to append.
     """
 
     req_ids: list[str] = field(default_factory=list)
-    new_token_ids: list[Sequence[int]] = field(default_factory=list)
     new_block_ids: list[Sequence[int]] = field(default_factory=list)
     num_computed_tokens: list[int] = field(default_factory=list)
 

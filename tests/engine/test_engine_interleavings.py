@@ -35,14 +35,20 @@ def until_end(tokens: list[int]) -> list[int]:
 class TwoEngines(RuleBasedStateMachine):
     """``p`` computes prompts and hands over, ``d`` takes over and also computes whole requests."""
 
-    @initialize(seqs=st.integers(1, 4), budget=st.integers(2, 12), blocks=st.integers(7, 14))
-    def start(self, seqs: int, budget: int, blocks: int) -> None:
+    @initialize(
+        seqs=st.integers(1, 4),
+        budget=st.integers(2, 12),
+        blocks=st.integers(7, 14),
+        itl_target_s=st.sampled_from([None, 0.001, 4.0]),
+    )
+    def start(self, seqs: int, budget: int, blocks: int, itl_target_s: float | None) -> None:
         self.p, self.d = (
             Engine(
                 num_blocks=blocks,
                 max_num_seqs=seqs,
                 max_num_batched_tokens=budget,
                 end_token_ids=END_IDS,
+                itl_target_s=itl_target_s,
                 manual=True,
             )
             for _ in range(2)

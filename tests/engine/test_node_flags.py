@@ -16,7 +16,9 @@ FLAGS = {
 }
 
 
-@pytest.mark.parametrize(("command", "own"), [("prefill-node", set()), ("decode-node", {"--grant-policy"})])
+@pytest.mark.parametrize(
+    ("command", "own"), [("prefill-node", set()), ("decode-node", {"--grant-policy", "--itl-target-ms"})]
+)
 def test_flags_are_frozen(command: str, own: set[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_command([command, "--help"])

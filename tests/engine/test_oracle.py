@@ -21,7 +21,7 @@ def first_step(blocks: list[int], *, num_computed: int = 0, num_scheduled: int |
 
 
 def next_step(num_computed: int, num_scheduled: int = 1) -> SchedulerOutput:
-    cached = CachedRequestData(["r"], [[]], [[]], [num_computed])
+    cached = CachedRequestData(["r"], [[]], [num_computed])
     return SchedulerOutput([], cached, {"r": num_scheduled}, num_scheduled, {}, set())
 
 

@@ -311,3 +311,54 @@ def test_round_after_round_gives_the_same(depth: int) -> None:
         engine.check_empty()
     assert engine.core.counters.preemptions > 0
     assert engine.core.counters.requests_aborted > 0
+
+
+def test_prompts_beside_decodes_are_cut_to_the_target() -> None:
+    """The engine's clock rises by one for each call, so every step takes a second, however many tokens it has."""
+    engine = Engine(num_blocks=200, max_num_batched_tokens=64, itl_target_s=0.5)
+    engine.add("alone", range(100), 20)
+    engine.step()
+    assert engine.scheduler.requests["alone"].num_computed_tokens == 64, "nobody waits for this step"
+    engine.step()
+    engine.add("long", range(300, 364), 2)
+    engine.add("next", range(400, 404), 2)
+    shares = []
+    for _ in range(5):
+        engine.begin()
+        (step,) = engine.scheduler._steps
+        shares.append(step.output.num_scheduled_tokens)
+        engine.complete()
+    assert shares[0] == {"alone": 1, "long": 32}, "not measured yet"
+    assert shares[1:] == [{"alone": 1, "long": BLOCK}] * 4, "too slow whatever it is: the least"
+    engine.run()
+    assert engine.tokens == {
+        "alone": oracle(range(100), 20),
+        "long": oracle(range(300, 364), 2),
+        "next": oracle(range(400, 404), 2),
+    }
+    engine.check_empty()
+
+
+def test_kv_without_a_hole_does_not_wait_behind_kv_with_one() -> None:
+    sender = Engine(num_blocks=64, max_num_batched_tokens=64)
+    receiver = Engine(num_blocks=64, max_num_batched_tokens=64, max_num_seqs=8, itl_target_s=0.001)
+    receiver.scheduler.prompt_share.observe(1, 0, 1.0)
+    receiver.scheduler.prompt_share.observe(1, 4, 1.0)
+    for name, start in (("first", 100), ("second", 200), ("whole", 300)):
+        prompt = range(start, start + 5 * BLOCK)
+        sender.add(name, prompt, 4, send_to=SEND)
+        receiver.add(name, prompt, 4, receive_from=RECEIVE)
+        sender.run()
+        needed = receiver.scheduler.reserve(name)
+        assert needed is not None
+        transfer(sender, receiver, name, needed)
+        held = sender.scheduler.requests[name]
+        num_good = 5 * BLOCK if name == "whole" else BLOCK
+        receiver.scheduler.kv_arrived(name, held.output_token_ids, num_good, 0.0)
+        receiver.tokens[name] += held.output_token_ids
+    receiver.begin()
+    (step,) = receiver.scheduler._steps
+    assert step.output.num_scheduled_tokens == {"first": BLOCK, "whole": 1}
+    receiver.complete()
+    receiver.run()
+    receiver.check_empty()

@@ -99,7 +99,7 @@ def test_steps_that_contradict_what_was_said_before_are_refused(tmp_path):
     worker = make_worker(write_model(tmp_path, "llama"), num_blocks=8)
     request = NewRequestData("a", [5, 6, 7], 3, SamplingParams(temperature=0.0), [0], 0)
     with pytest.raises(ContractBroken, match="not known"):
-        worker.execute_model(step([], CachedRequestData(["a"], [[]], [[]], [0]), {"a": 1}))
+        worker.execute_model(step([], CachedRequestData(["a"], [[]], [0]), {"a": 1}))
     with pytest.raises(ContractBroken, match="3 tokens and 1 blocks"):
         worker.execute_model(step([request], CachedRequestData(), {"a": 4}))
     with pytest.raises(ContractBroken, match="announced as new"):

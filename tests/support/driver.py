@@ -96,7 +96,6 @@ class Driver:
             scheduled[sequence.req_id] = count
             if sequence.known:
                 cached.req_ids.append(sequence.req_id)
-                cached.new_token_ids.append([])
                 cached.new_block_ids.append(blocks)
                 cached.num_computed_tokens.append(sequence.num_computed_tokens)
             else:

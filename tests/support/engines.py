@@ -52,6 +52,7 @@ class Engine:
         end_token_ids: Sequence[int] = (),
         prefix_caching: bool = True,
         decode_on_after_s: float = math.inf,
+        itl_target_s: float | None = None,
         manual: bool = False,
         depth: int = 1,
     ) -> None:
@@ -63,6 +64,7 @@ class Engine:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 decode_on_after_s=decode_on_after_s,
+                itl_target_s=itl_target_s,
             ),
             KVCacheManager(num_blocks, block_size, hasher),
             max_model_len=max_model_len,

@@ -79,7 +79,7 @@ def _decode(worker: Worker, config: StepsConfig, size: int, blocks_each: int) ->
     times = []
     for count in range(config.num_steps):
         computed = config.prompt_len + count
-        cached = CachedRequestData(ids, [[] for _ in ids], [[] for _ in ids], [computed] * size)
+        cached = CachedRequestData(ids, [[] for _ in ids], [computed] * size)
         step = SchedulerOutput([], cached, dict.fromkeys(ids, 1), size, {}, set())
         began = time.perf_counter()
         output = worker.execute_model(step)

@@ -99,7 +99,6 @@ class Driver:
                 new.append(self._new(f"d{index}", computed + 1, self._blocks[index], computed))
             else:
                 cached.req_ids.append(f"d{index}")
-                cached.new_token_ids.append([])
                 cached.new_block_ids.append([])
                 cached.num_computed_tokens.append(computed)
             self._lens[index] = computed + 1

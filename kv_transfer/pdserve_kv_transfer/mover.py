@@ -1,8 +1,8 @@
 """The mover: one thread that owns the connectors, writes blocks out and takes landed blocks in.
 
-It is told what to do through a queue and answers with events. It sleeps when no write is under way and polls only while
-one is. It knows cache blocks and slots; what lies in them is the codec's business, and which of them belong together is
-the state machines'.
+It is told what to do through a queue and answers with events. It sleeps when there is nothing to do and polls only
+while a write is under way. It knows cache blocks and slots; what lies in them is the codec's business, and which of
+them belong together is the state machines'.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from pdserve_kv_transfer.staging import Staging
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pdserve_kv_transfer.cache_memory import Cache
+    from pdserve_kv_transfer.cache_memory import Bytes, Cache
     from pdserve_kv_transfer.connector import Connector, SourceConnector, TargetConnector
     from pdserve_kv_transfer.spans import CopyRun
     from pdserve_kv_transfer.wire import Wire
@@ -52,6 +52,8 @@ POLL_MIN_S = 20e-6
 POLL_MAX_S = 1e-3
 POLL_SHARE = 1 / 16
 """Of the time since something happened: how long the next pause is. An end is noticed so much later at most."""
+POPULATE_SHARE = 1 / 4
+"""Of its core's time, at most, that goes into memory which is needed soon: requests decode on that core."""
 PREPARE_S = 30.0
 CLOSE_S = 5.0
 
@@ -108,6 +110,9 @@ class Mover:
         self._region_bytes = region_bytes
         self._cache_NB = cache_NB
         self._populated = bytearray(cache_NB.shape[0])
+        self._to_populate: deque[tuple[int, Bytes]] = deque()
+        self._populate_at = 0.0
+        self._quiet_since = 0.0
         self._slots_of(None)
         self._secret = secret
         self.regions_abandoned = 0
@@ -186,20 +191,27 @@ class Mover:
             self._post(MoverDied(error))
 
     def _step(self) -> None:
-        """One command, then one look at each write under way, with longer pauses the longer nothing happens."""
-        command = self._commands.get()
-        command()
-        quiet_since = time.perf_counter()
-        while self._flights and not self._closing:
-            if self._poll_flights():
-                quiet_since = time.perf_counter()
-                continue
-            pause_s = (time.perf_counter() - quiet_since) * POLL_SHARE
-            try:
-                command = self._commands.get(timeout=min(max(pause_s, POLL_MIN_S), POLL_MAX_S))
-            except queue.Empty:
-                continue
+        """A command, if one comes in time; a look at each write under way; some memory, if it is time for that."""
+        try:
+            command = self._commands.get(timeout=self._pause_s())
+        except queue.Empty:
+            pass
+        else:
             command()
+        if self._flights and self._poll_flights():
+            self._quiet_since = time.perf_counter()
+        if self._to_populate and time.perf_counter() >= self._populate_at:
+            self._populate_next()
+
+    def _pause_s(self) -> float | None:
+        """How long there may be nothing but commands: longer the longer nothing happens to the writes under way."""
+        now = time.perf_counter()
+        pauses_s = []
+        if self._flights:
+            pauses_s.append(min(max((now - self._quiet_since) * POLL_SHARE, POLL_MIN_S), POLL_MAX_S))
+        if self._to_populate:
+            pauses_s.append(max(self._populate_at - now, 0.0))
+        return min(pauses_s, default=None)
 
     def _poll_flights(self) -> bool:
         any_ended = False
@@ -289,12 +301,28 @@ class Mover:
             packer = Packer(self._cache_NB, wire, region.name, self._secret)
             staging = self._staging(connector, packer.slot_bytes) if packer.is_staged else None
             source = staging.source if staging is not None else self._source(connector)
-            source.connect(peer, region)
+            reached = source.connect(peer, region)
         except TransferError as error:
             self._post(ConnectFailed(peer, str(error)))
             return
-        self._connections[peer] = _Connection(source, packer, staging)
-        self._post(Connected(peer))
+        connection = self._connections[peer] = _Connection(source, packer, staging)
+        if reached is None:
+            self._post(Connected(peer))
+        else:
+            reached.add_done_callback(
+                lambda reached: self._commands.put(lambda: self._on_reached(peer, connection, reached))
+            )
+
+    def _on_reached(self, peer: str, connection: _Connection, reached: Future[None]) -> None:
+        if self._connections.get(peer) is not connection:
+            # It has been disconnected meanwhile.
+            return
+        error = reached.exception()
+        if error is None:
+            self._post(Connected(peer))
+            return
+        self._do_disconnect(peer)
+        self._post(ConnectFailed(peer, str(error)))
 
     def _do_disconnect(self, peer: str) -> None:
         connection = self._connections.get(peer)
@@ -363,6 +391,8 @@ class Mover:
             if connection.staging is not None:
                 connection.staging.give_back(rows)
             return
+        if not self._flights:
+            self._quiet_since = time.perf_counter()
         self._flights.append(_Flight(handle, peer, id, tags, rows))
 
     def _give_back(self, flight: _Flight, *, goes_on: bool = True) -> None:
@@ -386,12 +416,18 @@ class Mover:
 
     def _do_populate(self, blocks: Sequence[int]) -> None:
         cache_NB = self._cache_NB
-        if not isinstance(cache_NB, np.ndarray):
-            return
-        for block in blocks:
-            if not self._populated[block]:
-                populate(cache_NB[block])
-                self._populated[block] = 1
+        if isinstance(cache_NB, np.ndarray):
+            self._to_populate.extend((block, cache_NB[block]) for block in blocks if not self._populated[block])
+
+    def _populate_next(self) -> None:
+        """A block a time: a whole prompt's in one go would hold up the steps of those who decode meanwhile."""
+        began = time.perf_counter()
+        block, memory = self._to_populate.popleft()
+        if not self._populated[block]:
+            populate(memory)
+            self._populated[block] = 1
+        now = time.perf_counter()
+        self._populate_at = now + (now - began) * (1 / POPULATE_SHARE - 1)
 
     def _do_close(self) -> None:
         self._closing = True

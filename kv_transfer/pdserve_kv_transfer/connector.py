@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     import numpy as np
     import numpy.typing as npt
@@ -24,8 +25,11 @@ MAX_SLOTS = 1 << 20
 class SourceConnector(Protocol):
     """The writing half. Its memory, the whole KV cache, is readable by this process alone."""
 
-    def connect(self, peer: str, region: Region) -> None:
+    def connect(self, peer: str, region: Region) -> Future[None] | None:
         """Makes ``region`` writable under the name ``peer``, which is fresh for each connection.
+
+        Where the owner has to be waited for it returns a future, which ends when the region is writable, or with one
+        of these errors.
 
         Raises:
             RegionUnusable: the metadata is not of this connector.

@@ -14,6 +14,7 @@ from pdserve_kv_transfer.errors import RegionUnreachable, TransferError, WriteFa
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     import numpy as np
     import numpy.typing as npt
@@ -56,9 +57,10 @@ class FaultySource:
         self._handles = itertools.count(1)
         self._num_started = 0
 
-    def connect(self, peer: str, region: Region) -> None:
-        self._inner.connect(peer, region)
+    def connect(self, peer: str, region: Region) -> Future[None] | None:
+        reached = self._inner.connect(peer, region)
         self._peers.add(peer)
+        return reached
 
     def write(self, peer: str, pieces: Sequence[tuple[int, int]]) -> int:
         if peer not in self._peers:

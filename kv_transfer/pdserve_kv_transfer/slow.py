@@ -9,6 +9,7 @@ from pdserve_kv_transfer.connector import Connector
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     import numpy as np
     import numpy.typing as npt
@@ -30,8 +31,8 @@ class SlowSource:
         self._waiting: dict[int, tuple[float, str, Sequence[tuple[int, int]]]] = {}
         self._started: dict[int, int] = {}
 
-    def connect(self, peer: str, region: Region) -> None:
-        self._inner.connect(peer, region)
+    def connect(self, peer: str, region: Region) -> Future[None] | None:
+        return self._inner.connect(peer, region)
 
     def write(self, peer: str, pieces: Sequence[tuple[int, int]]) -> int:
         self._handles += 1

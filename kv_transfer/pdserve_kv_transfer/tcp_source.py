@@ -1,4 +1,4 @@
-"""The writing half of the tcp connector: one connection, and one sending thread, for each region."""
+"""The writing half of the tcp connector: for each region one connection, and a thread that makes it and sends on it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import queue
 import socket
 import threading
 import time
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +29,7 @@ from pdserve_kv_transfer.tcp_wire import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -47,13 +49,15 @@ class TcpSource:
         self._handles: dict[int, _Stream] = {}
         self._numbers = itertools.count(1)
 
-    def connect(self, peer: str, region: Region) -> None:
+    def connect(self, peer: str, region: Region) -> Future[None]:
         try:
             known = msgspec.msgpack.decode(region.metadata, type=TcpRegion)
         except msgspec.MsgspecError as error:
             raise RegionUnusable(region.name, f"it is not of the tcp connector: {error}") from error
-        sock = self._reach(region.name, known)
-        self._streams[peer] = _Stream(sock, region.name)
+        key = region_key(known.token, self._network.cluster_key)
+        stream = _Stream(region.name, partial(_reach, known, self._block_bytes, key))
+        self._streams[peer] = stream
+        return stream.reached
 
     def write(self, peer: str, pieces: Sequence[tuple[int, int]]) -> int:
         stream = self._streams.get(peer)
@@ -92,44 +96,26 @@ class TcpSource:
             self.disconnect(peer)
         self._handles.clear()
 
-    def _reach(self, name: str, region: TcpRegion) -> socket.socket:
-        """A connection to the region, proved on both sides, by the first address that has one."""
-        key = region_key(region.token, self._network.cluster_key)
-        deadline = time.monotonic() + HANDSHAKE_S
-        reasons = []
-        for host in region.hosts:
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                break
-            try:
-                sock = socket.create_connection((host, region.port), timeout=remaining_s)
-            except (OSError, OverflowError, ValueError) as error:
-                # Nor need it be a host or a port: the peer has named them.
-                reasons.append(f"{host}: {error}")
-                continue
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                prove_source(sock, region, self._block_bytes, key, deadline)
-            except (OSError, Closed) as error:
-                sock.close()
-                reasons.append(f"{host}: {error}")
-                continue
-            return sock
-        raise RegionUnreachable(name, "; ".join(reasons) or "it has no address")
-
 
 class _Stream:
-    """One connection of a source. Used from the source's thread; ``_send_all`` is the sending thread."""
+    """One connection of a source. Used from the source's thread; ``_run`` is the sending thread, which makes it.
 
-    def __init__(self, sock: socket.socket, region: str) -> None:
-        self._sock = sock
+    Attributes:
+        reached: ends when the region's owner has let us in, or with RegionUnreachable. Writes wait until then.
+    """
+
+    def __init__(self, region: str, reach: Callable[[], socket.socket]) -> None:
+        self.reached: Future[None] = Future()
+        self._reach = reach
+        self._sock: socket.socket | None = None
+        self._lock = threading.Lock()
         self._region = region
         self._writes: queue.SimpleQueue[list[memoryview] | None] = queue.SimpleQueue()
         self._under_way: set[int] = set()
         self._landed: set[int] = set()
         self._unread = bytearray()
         self._fault: str | None = None
-        self._thread = threading.Thread(target=self._send_all, name="kv-tcp-source", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-tcp-source", daemon=True)
         self._thread.start()
 
     def send(self, number: int, buffers: list[memoryview]) -> None:
@@ -156,13 +142,16 @@ class _Stream:
         self._landed.discard(number)
 
     def close(self) -> None:
-        """Ends the connection, whatever is under way."""
+        """Ends the connection, whatever is under way. A thread that still waits for the owner ends by itself."""
         self._end("it is disconnected")
         self._writes.put(None)
-        self._thread.join(CLOSE_S)
-        self._sock.close()
+        if self._sock is not None:
+            self._thread.join(CLOSE_S)
+            self._sock.close()
 
     def _read_acks(self) -> None:
+        if self._sock is None:
+            return
         try:
             data = self._sock.recv(4096, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -181,18 +170,65 @@ class _Stream:
                 self._landed.add(number)
         del self._unread[:whole]
 
-    def _send_all(self) -> None:
+    def _run(self) -> None:
+        try:
+            sock = self._reach()
+        except Closed as error:
+            self._end(str(error))
+            self.reached.set_exception(RegionUnreachable(self._region, str(error)))
+            return
+        with self._lock:
+            fault = self._fault
+            if fault is None:
+                self._sock = sock
+        if fault is not None:
+            sock.close()
+            self.reached.set_exception(RegionUnreachable(self._region, fault))
+            return
+        self.reached.set_result(None)
         while (buffers := self._writes.get()) is not None:
             try:
-                _send_buffers(self._sock, buffers)
+                _send_buffers(sock, buffers)
             except OSError as error:
                 self._end(str(error))
                 return
 
     def _end(self, reason: str) -> None:
-        if self._fault is None:
-            self._fault = reason
-        shut(self._sock)
+        with self._lock:
+            if self._fault is None:
+                self._fault = reason
+            sock = self._sock
+        if sock is not None:
+            shut(sock)
+
+
+def _reach(region: TcpRegion, block_bytes: int, key: bytes) -> socket.socket:
+    """A connection to the region, proved on both sides, by the first address that has one.
+
+    Raises:
+        Closed: there is none, within ``HANDSHAKE_S``.
+    """
+    deadline = time.monotonic() + HANDSHAKE_S
+    reasons = []
+    for host in region.hosts:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            break
+        try:
+            sock = socket.create_connection((host, region.port), timeout=remaining_s)
+        except (OSError, OverflowError, ValueError) as error:
+            # Nor need it be a host or a port: the peer has named them.
+            reasons.append(f"{host}: {error}")
+            continue
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            prove_source(sock, region, block_bytes, key, deadline)
+        except (OSError, Closed) as error:
+            sock.close()
+            reasons.append(f"{host}: {error}")
+            continue
+        return sock
+    raise Closed("; ".join(reasons) or "it has no address")
 
 
 def _send_buffers(sock: socket.socket, buffers: list[memoryview]) -> None:

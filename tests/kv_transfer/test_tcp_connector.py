@@ -62,6 +62,9 @@ class Ends:
         metadata = self.target.open_region(name, memory_SB)
         return Region(name=name, num_slots=len(memory_SB), slot_bytes=BLOCK_BYTES, metadata=metadata)
 
+    def connect(self, peer: str, region: Region) -> None:
+        self.source.connect(peer, region).result(WAIT_S)
+
     def write(self, peer: str, pieces: list[tuple[int, int]]) -> None:
         handle = self.source.write(peer, pieces)
         deadline = time.monotonic() + WAIT_S
@@ -135,7 +138,7 @@ def test_another_cluster_key_is_not_let_in(theirs: str | None, ours: str | None)
     ends = Ends(Network(cluster_key=theirs), Network(cluster_key=ours))
     try:
         with pytest.raises(RegionUnreachable, match="cluster key"):
-            ends.source.connect("d", ends.open())
+            ends.connect("d", ends.open())
     finally:
         ends.close()
 
@@ -185,14 +188,14 @@ def test_a_proof_is_good_for_one_connection(ends: Ends) -> None:
 def test_a_region_s_token_opens_no_other_region(ends: Ends) -> None:
     first, second = ends.open(), ends.open(ends.memory[:NUM_SLOTS])
     with pytest.raises(RegionUnreachable):
-        ends.source.connect("d", at(first, token=tcp_region(second).token))
+        ends.connect("d", at(first, token=tcp_region(second).token))
 
 
 def test_slots_of_another_size_are_not_let_in(ends: Ends) -> None:
     region = ends.open()
     other = TcpSource(cache_of(4, 2 * BLOCK_BYTES), Network())
     with pytest.raises(RegionUnreachable):
-        other.connect("d", region)
+        other.connect("d", region).result(WAIT_S)
     other.close()
 
 
@@ -203,7 +206,7 @@ def test_who_answers_at_the_address_must_own_the_region(ends: Ends) -> None:
     try:
         assert neighbour.port != ends.target.port
         with pytest.raises(RegionUnreachable):
-            ends.source.connect("d", at(region, port=neighbour.port))
+            ends.connect("d", at(region, port=neighbour.port))
     finally:
         neighbour.close()
 
@@ -211,14 +214,14 @@ def test_who_answers_at_the_address_must_own_the_region(ends: Ends) -> None:
 def test_an_impostor_is_not_written_to(ends: Ends) -> None:
     region = at(ends.open(), token=bytes(32))
     with pytest.raises(RegionUnreachable, match="not the owner"):
-        ends.source.connect("d", region)
+        ends.connect("d", region)
 
 
 def test_addresses_are_tried_until_one_is_the_owner(ends: Ends) -> None:
     region = ends.open()
     with socket.create_server(("127.0.0.2", ends.target.port)) as somebody_else:
         somebody_else.shutdown(socket.SHUT_RDWR)
-        ends.source.connect("d", at(region, hosts=["127.0.0.2", "127.0.0.3", "127.0.0.1"]))
+        ends.connect("d", at(region, hosts=["127.0.0.2", "127.0.0.3", "127.0.0.1"]))
     ends.write("d", [(1, 0)])
     assert np.array_equal(ends.memory[NUM_SLOTS], ends.cache[1])
 
@@ -252,7 +255,7 @@ def test_junk_ends_its_own_connection_and_nothing_else(
     """B106."""
     monkeypatch.chdir(str(tmp_path))
     region = ends.open()
-    ends.source.connect("d", region)
+    ends.connect("d", region)
     for data in junk(tcp_region(region)):
         with ends.dial() as sock:
             assert is_dropped_for(sock, data)
@@ -279,7 +282,7 @@ def test_handshakes_are_bounded_and_come_free_again(monkeypatch: pytest.MonkeyPa
             sock.shutdown(socket.SHUT_WR)
             assert is_dropped(sock)
             sock.close()
-        ends.source.connect("d", region)
+        ends.connect("d", region)
     finally:
         ends.close()
 
@@ -303,7 +306,7 @@ def test_a_peer_reaches_its_own_slots_alone(ends: Ends, message: bytes) -> None:
     with ends.dial_as_peer(region) as sock:
         assert is_dropped_for(sock, message)
     assert not ends.memory.any()
-    ends.source.connect("d", region)
+    ends.connect("d", region)
     ends.write("d", [(1, 7)])
     assert np.array_equal(ends.memory[2 * NUM_SLOTS - 1], ends.cache[1])
     assert not ends.memory[2 * NUM_SLOTS :].any()
@@ -312,9 +315,9 @@ def test_a_peer_reaches_its_own_slots_alone(ends: Ends, message: bytes) -> None:
 def test_connections_to_a_region_are_bounded(ends: Ends) -> None:
     region = ends.open()
     for number in range(tcp_target.MAX_CONNECTIONS):
-        ends.source.connect(f"d{number}", region)
+        ends.connect(f"d{number}", region)
     with pytest.raises(RegionUnreachable):
-        ends.source.connect("one more", region)
+        ends.connect("one more", region)
 
 
 # ---- ends ----------------------------------------------------------------------------------------------------------
@@ -335,7 +338,7 @@ def test_a_fence_is_final_even_in_the_middle_of_a_write(ends: Ends) -> None:
         # Stricter than the contract: the same memory is somebody else's now.
         ends.memory[:] = 0
         successor = ends.open()
-        ends.source.connect("d", successor)
+        ends.connect("d", successor)
         try:
             while time.monotonic() < deadline:
                 sock.sendall(b"\2" * 100_000)
@@ -351,7 +354,7 @@ def test_a_source_that_goes_in_the_middle_of_a_write_leaves_the_region_to_the_ne
     region = ends.open()
     with ends.dial_as_peer(region) as sock:
         half_a_write(sock)
-    ends.source.connect("d", region)
+    ends.connect("d", region)
     ends.write("d", [(slot, slot) for slot in range(NUM_SLOTS)])
     assert np.array_equal(ends.memory[NUM_SLOTS : 2 * NUM_SLOTS], ends.cache[:NUM_SLOTS])
 
@@ -361,16 +364,16 @@ def test_a_source_learns_that_its_peer_has_been_replaced() -> None:
     ends = Ends()
     try:
         region = ends.open()
-        ends.source.connect("d", region)
+        ends.connect("d", region)
         ends.write("d", [(1, 0)])
         ends.target.close()
         with pytest.raises(RegionUnreachable):
             ends.write("d", [(1, 0)])
         with pytest.raises(RegionUnreachable):
-            ends.source.connect("again", region)
+            ends.connect("again", region)
         ends.source.disconnect("d")
         ends.target = TcpTarget(Network())
-        ends.source.connect("d2", ends.open())
+        ends.connect("d2", ends.open())
         ends.write("d2", [(2, 0)])
         assert np.array_equal(ends.memory[NUM_SLOTS], ends.cache[2])
     finally:
@@ -382,7 +385,7 @@ def test_disconnect_ends_a_write_that_nobody_takes(ends: Ends) -> None:
     known = tcp_region(region)
     with socket.create_server(("127.0.0.1", 0)) as stalled:
         # Proves itself, and then reads no more.
-        ends.source.connect("real", region)
+        ends.connect("real", region)
         port = stalled.getsockname()[1]
 
         def serve() -> None:
@@ -398,7 +401,7 @@ def test_disconnect_ends_a_write_that_nobody_takes(ends: Ends) -> None:
         done = threading.Event()
         thread = threading.Thread(target=serve)
         thread.start()
-        ends.source.connect("d", at(region, port=port))
+        ends.connect("d", at(region, port=port))
         handles = [ends.source.write("d", [(block, block % 8) for block in range(8)]) for _ in range(400)]
         assert not ends.source.poll(handles[0])
         began = time.monotonic()
@@ -412,7 +415,7 @@ def test_disconnect_ends_a_write_that_nobody_takes(ends: Ends) -> None:
 
 def test_an_abandoned_write_is_not_mistaken_for_another(ends: Ends) -> None:
     region = ends.open()
-    ends.source.connect("d", region)
+    ends.connect("d", region)
     ends.source.abandon(ends.source.write("d", [(1, 0)]))
     ends.write("d", [(2, 1)])
     assert np.array_equal(ends.memory[NUM_SLOTS + 1], ends.cache[2])

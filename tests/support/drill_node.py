@@ -20,6 +20,7 @@ from pdserve_prefill_node.policy import RecentSpeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     import numpy as np
     import numpy.typing as npt
@@ -39,8 +40,8 @@ class CorruptSource:
         self._order = folder / "corrupt"
         self._written = folder / "written"
 
-    def connect(self, peer: str, region: Region) -> None:
-        self._inner.connect(peer, region)
+    def connect(self, peer: str, region: Region) -> Future[None] | None:
+        return self._inner.connect(peer, region)
 
     def write(self, peer: str, pieces: Sequence[tuple[int, int]]) -> int:
         if self._order.exists():

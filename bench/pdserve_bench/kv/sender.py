@@ -115,7 +115,9 @@ class _Pushes:
             return answer
 
         region = open_region(block_bytes).region
-        self.source.connect("peer", region)
+        reached = self.source.connect("peer", region)
+        if reached is not None:
+            reached.result()
         self.movers: dict[str, MoverPush] = {}
         for dtype in task.wire_dtypes:
             wire = wire_of(block_bytes, dtype) if dtype != "auto" else None

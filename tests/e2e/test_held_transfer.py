@@ -183,6 +183,7 @@ def test_requests_that_take_too_long(cluster: Cluster, gate: Path) -> None:
             assert stream.error is not None
             assert stream.error["type"] == "timeout_error"
             assert not stream.done
-    wait_for(
-        cluster.is_idle, NO_PROGRESS_S + 4, "all blocks are back though no write has ended", lambda: str(loads(cluster))
-    )
+    # With writes that do not end yet, and with these ended.
+    wait_for(lambda: all(load.running == load.waiting == 0 for load in loads(cluster)), 1.0, "no request is left")
+    gate.touch()
+    wait_for(cluster.is_idle, 1.0, "all blocks are back", lambda: str(loads(cluster)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,10 +220,16 @@ def test_all_kernels_compile_for_a_gpu(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(TESTS)}
     command = [sys.executable, "-m", "support.compile_triton", "90"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    sizes = [line.split() for line in done.stdout.splitlines()]
+
+    def compiled(dtype):
+        done = subprocess.run([*command, dtype], env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return [line.split() for line in done.stdout.splitlines()]
+
+    with ThreadPoolExecutor() as threads:
+        results = list(threads.map(compiled, ["bfloat16", "float32"]))
     attention_kernels = {"_attend", "_join_splits", "_norm_rotate_write"}
     names = attention_kernels | {"_add_and_norm", "_silu_mul", "_land", "_copy_and_digest"}
-    assert {name for name, _ in sizes} == names
-    assert all(int(size) > 0 for _, size in sizes)
+    for sizes in results:
+        assert {name for name, _ in sizes} == names
+        assert all(int(size) > 0 for _, size in sizes)

@@ -1,4 +1,6 @@
-"""Compiles every Triton kernel to machine code of an NVIDIA GPU without one: `python -m support.compile_triton 90`.
+"""Compiles every Triton kernel to machine code of an NVIDIA GPU without one.
+
+    python -m support.compile_triton 90 bfloat16
 
 The launches are those of the backend on CPU tensors, with the compiler alone in the place of the GPU. Prints a line for
 each kernel: its name and the bytes of its machine code. Triton must not be in its interpreter here.
@@ -16,6 +18,8 @@ from pdserve_kernels.triton_gpu import activation, attention, digest, landing, n
 from triton.backends.compiler import GPUTarget
 
 BLOCK = 16
+SHAPES = {"bfloat16": (torch.bfloat16, 32, 8, 128, 100), "float32": (torch.float32, 9, 3, 64, None)}
+"""Arguments of ``launch_all``."""
 
 
 def compile_instead_of_launching(capability: int) -> None:
@@ -75,5 +79,4 @@ def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: 
 
 if __name__ == "__main__":
     compile_instead_of_launching(int(sys.argv[1]))
-    launch_all(torch.bfloat16, heads=32, kv_heads=8, dim=128, window=100)
-    launch_all(torch.float32, heads=9, kv_heads=3, dim=64, window=None)
+    launch_all(*SHAPES[sys.argv[2]])

@@ -121,6 +121,8 @@ def serve_config(args: argparse.Namespace) -> FleetConfig:
         raise ArgumentError(f"--prefill {args.prefill} --decode {args.decode}: at least one decode node is needed")
     if not args.drain_timeout >= 0:
         raise ArgumentError(f"--drain-timeout {args.drain_timeout:g}: a number of seconds is expected")
+    if not 0 <= args.port <= 65535:
+        raise ArgumentError(f"--port {args.port}: a port is 0 to 65535")
     both = ["--drain-timeout", f"{args.drain_timeout:g}", "--log-level", args.log_level]
     node_flags = ["--model", args.model, *both]
     for flag, _, _ in _COMMON_FLAGS:

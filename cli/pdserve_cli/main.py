@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pdserve_bench.errors import BenchError
 from pdserve_bench.main import run_bench
 from pdserve_protocol.door import PREFILL_PORT, cluster_key, parse_address
-from pdserve_protocol.errors import AddressError, ProtocolError
+from pdserve_protocol.errors import AddressError, PortTaken, ProtocolError
 from rich.console import Console
 
 from pdserve_cli.args import build_parser, demo_config, serve_config
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (CliError, BenchError) as error:
         _fail(error, error.exit_code)
     except (ProtocolError, OSError) as error:
-        _fail(error, 2 if isinstance(error, AddressError) else 1)
+        _fail(error, 2 if isinstance(error, AddressError | PortTaken) else 1)
 
 
 def _fail(error: Exception, exit_code: int) -> None:

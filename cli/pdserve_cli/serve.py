@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
 from typing import TYPE_CHECKING
 
+from pdserve_protocol.errors import PortTaken
 from rich.table import Table
 
+from pdserve_cli.errors import ArgumentError
 from pdserve_cli.fleet import Fleet, reachable
 from pdserve_cli.openai_api import model_names
 from pdserve_cli.supervise import Interrupted, supervise
@@ -23,8 +27,10 @@ async def serve(config: FleetConfig, *, console: Console, log: Console) -> int:
     """Serves until SIGINT or SIGTERM; 0 then.
 
     Raises:
+        PortTaken, ArgumentError: the router could not listen; nothing has been started.
         CliError: a process did not start, or ended by itself.
     """
+    check_port(config.host, config.port)
     lines = LogLines(log)
     status = console.status("starting nodes: reading weights, making room for KV")
 
@@ -54,6 +60,22 @@ async def serve(config: FleetConfig, *, console: Console, log: Console) -> int:
         return 0
     finally:
         status.stop()
+
+
+def check_port(host: str, port: int) -> None:
+    """That the port is free is learnt before models are loaded.
+
+    Raises:
+        PortTaken: it is not.
+        ArgumentError: it cannot be listened on.
+    """
+    try:
+        family, _, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server((where[0], port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(host, port) from error
+        raise ArgumentError(f"--host {host} --port {port}: {error}") from error
 
 
 def summary(members: list[Member]) -> Table:

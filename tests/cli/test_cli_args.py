@@ -106,6 +106,7 @@ def test_the_cluster_key_travels_in_the_environment_alone() -> None:
         (("--prefill", "-1"), "at least one decode node"),
         (("--drain-timeout", "-1"), "--drain-timeout -1"),
         (("--drain-timeout", "nan"), "--drain-timeout nan"),
+        (("--port", "70000"), "--port 70000"),
     ],
 )
 def test_numbers_that_make_no_sense(argv: tuple[str, ...], message: str) -> None:

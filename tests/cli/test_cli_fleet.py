@@ -7,7 +7,9 @@ import io
 import os
 import re
 import signal
+import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,10 @@ import pytest
 from pdserve_cli.args import DEMO_MODEL
 from pdserve_cli.commands import DECODE, PREFILL, ROUTER, FleetConfig
 from pdserve_cli.demo import demo
-from pdserve_cli.errors import ApiError, ChildFailed, CliError, DemoFailed
+from pdserve_cli.errors import ApiError, ArgumentError, ChildFailed, CliError, DemoFailed
+from pdserve_cli.main import main
 from pdserve_cli.serve import curl_example, serve
+from pdserve_protocol.errors import PortTaken
 from rich.console import Console
 
 if TYPE_CHECKING:
@@ -127,6 +131,29 @@ def test_serve_until_a_signal(number: signal.Signals, when: str, terminal: tuple
         assert "model fake, 64 KV blocks" in text
         assert text.count("| stopping") == 4
     assert "all processes have stopped" in text
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_serve_starts_nothing_where_the_port_is_taken(
+    host: str, terminal: tuple[Console, io.StringIO], capsys: pytest.CaptureFixture[str]
+) -> None:
+    console, out = terminal
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PortTaken, match="--port 0 picks one"):
+            _bounded(serve(replace(_config(), host=host, port=port), console=console, log=console))
+        assert out.getvalue() == ""
+        with pytest.raises(SystemExit) as exit:
+            main(["serve", "--model", "smollm2", "--host", host, "--port", str(port)])
+    assert exit.value.code == 2
+    assert capsys.readouterr().err.startswith(f"pdserve: port {port} on {host} is taken; ")
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "not a host"])
+def test_serve_where_nobody_can_listen(host: str, terminal: tuple[Console, io.StringIO]) -> None:
+    console, _ = terminal
+    with pytest.raises(ArgumentError, match=f"--host {host} --port 0: "):
+        _bounded(serve(replace(_config(), host=host), console=console, log=console))
 
 
 def test_serve_ends_with_the_first_process_that_ends(terminal: tuple[Console, io.StringIO]) -> None:

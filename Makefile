@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help setup demo serve bench gpu-check chaos soak fuzz-api test lint clean
+.PHONY: help setup demo serve bench gpu-check streams fuzz-api chaos soak test lint clean
 help:           ## this list
 	@grep -E '^[a-z-]+: .*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
@@ -32,6 +32,9 @@ bench: $(STAMP) ## a model's steps and kernels against what this machine can do
 # A CUDA machine has a Python with a torch and a Triton of its own.
 gpu-check:      ## on a CUDA machine: kernels, graphs and a pair of nodes against their references; 3 without one
 	PYTHONPATH=protocol:text:kernels:kv_transfer:engine:bench $(PYTHON) -m pdserve_bench.gpu_check
+
+streams: $(STAMP) ## 300 requests to the demo model on two nodes, each plain and streamed: no word may differ
+	$(BIN)/python tests/streams.py 300
 
 fuzz-api: $(STAMP) ## 2,000 requests made from the OpenAPI document, good and bad, to a router over fake nodes
 	$(BIN)/python tests/fuzz_api.py 2000

@@ -140,7 +140,7 @@ def test_a_client_that_goes_away_takes_all_its_choices_along(cluster: Cluster) -
 
 
 def test_streamed_is_plain(cluster: Cluster) -> None:
-    # `python tests/streams.py 300` asks more of a real model.
+    # `make streams` asks more of a real model.
     tally = compare(cluster, asks(21), concurrency=4)
     assert tally.different == []
     assert any(end.startswith("stop: stop") for end in tally.ends)

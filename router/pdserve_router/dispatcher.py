@@ -40,7 +40,7 @@ class Listener(Protocol):
     """Takes care of what nodes say while its task waits, so that no task is woken for every token."""
 
     def take(self) -> bool:
-        """There is something to ``poll``. True ends the task's wait; so does what this raises, in the task."""
+        """There is something to ``poll``. True ends the task's wait. Raises nothing: others wait for their turn."""
         ...
 
     def flush(self) -> None:
@@ -93,14 +93,8 @@ class Attempt:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._listener is None:
+        if self._listener is None or self._listener.take():
             waiter.set_result(None)
-            return
-        try:
-            if self._listener.take():
-                waiter.set_result(None)
-        except Exception as error:  # whatever it is, it is this request's and not its neighbours'
-            waiter.set_exception(error)
 
     def flush(self) -> None:
         if self._listener is not None:

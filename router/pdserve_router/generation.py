@@ -321,11 +321,14 @@ class _Listening:
         self._show = show
         self._events = events
         self._end: Delta | None = None
+        self._fault: Exception | None = None
 
     async def until_end(self) -> Delta:
         """The last text, when it has been shown."""
         while self._end is None:
-            if not self.take():
+            if self._fault is not None:
+                raise self._fault
+            if not self._take():
                 self.flush()
                 await self._attempt.wait(self)
             elif self._events is not None:
@@ -337,6 +340,13 @@ class _Listening:
         return self._end
 
     def take(self) -> bool:
+        try:
+            return self._take()
+        except Exception as error:  # whatever it is, it is this request's and not its neighbours'
+            self._fault = error
+            return True
+
+    def _take(self) -> bool:
         for _ in range(_MAX_CHUNKS_A_TURN):
             progress = self._attempt.poll()
             if progress is None:

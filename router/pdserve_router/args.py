@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="router", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"pdserve {version('pdserve')}")
     many = {"nargs": "+", "action": "extend", "default": [], "metavar": "HOST[:PORT]"}
     add("--prefill", help=f"addresses of prefill nodes (default port {PREFILL_PORT})", **many)  # type: ignore[arg-type]
     add("--decode", help=f"addresses of decode nodes (default port {DECODE_PORT})", **many)  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ def test_flags() -> None:
     flags = {flag for action in build_parser()._actions for flag in action.option_strings if flag.startswith("--")}
     assert flags == {
         "--help",
+        "--version",
         "--prefill",
         "--decode",
         "--host",

@@ -100,6 +100,9 @@ async def router_cluster(
         session = await stack.enter_async_context(aiohttp.ClientSession())
         cluster = RouterCluster(url, server, session, list(nodes))
         if wait_ready:
+            await cluster.until(
+                "/health", lambda body: sum(node["up"] for node in body["prefill"] + body["decode"]) >= len(nodes)
+            )
             await cluster.until("/ready", lambda body: body["degraded"] is degraded)
         yield cluster
 

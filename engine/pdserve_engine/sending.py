@@ -329,7 +329,10 @@ class Sending:
                     if link.machine.mismatch is not None and link.machine.peer_boot in self._met:
                         self._refused[link.machine.peer_boot] = link.machine.mismatch
                     self._mover.disconnect(link.key)
-                    self._door.disconnect(link.address)
+                    # A new process may be at the old address already, and its link leads through the same connection.
+                    alive = (other for other in self._links.values() if other.machine.state is not LinkState.LOST)
+                    if all(other.address != link.address for other in alive):
+                        self._door.disconnect(link.address)
                 case _:
                     raise AssertionError(f"a sender link has no effect {effect}")
 

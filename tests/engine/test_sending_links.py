@@ -7,6 +7,7 @@ import pytest
 from pdserve_engine.sending import Sending
 from pdserve_kv_transfer.events import Connected, WriteFailed
 from pdserve_kv_transfer.sender_link import LinkState
+from pdserve_protocol.door import Address
 from pdserve_protocol.handoff import Grant, LinkHello, LinkRefused, LinkWelcome, PeerMessage, Region
 from pdserve_protocol.node import KVLayout, NodeIdentity
 from support.engines import BLOCK, SEND, Engine
@@ -29,12 +30,13 @@ class Listener:
     def __init__(self) -> None:
         self.sent: list[PeerMessage] = []
         self.pieces: list[tuple[int, int, int]] = []
+        self.disconnected: list[object] = []
 
     def send(self, route: object, message: PeerMessage) -> None:
         self.sent.append(message)
 
     def disconnect(self, peer: object) -> None:
-        pass
+        self.disconnected.append(peer)
 
     def connect(self, peer: str, connector: str, region: Region, wire: object) -> None:
         pass
@@ -81,6 +83,27 @@ def test_lost_links_are_forgotten_and_their_numbers_never_come_again(boots: list
     assert links == sorted(set(links)), "a number came again"
     assert len(links) == len(boots), "two hand-offs to one receiver go over one link"
     assert sizes == {0}, "something is kept of links that are over"
+
+
+def test_a_lost_link_leaves_its_address_to_the_process_that_came_after() -> None:
+    # B113: requests name the new process before the old one is known to be dead.
+    engine, listener = Engine(num_blocks=64), Listener()
+    sending = Sending(engine.core, listener, listener, P, NoPromise(), [].append)  # type: ignore[arg-type]
+    address = Address(SEND.host, SEND.port)
+    for boot in ("old", "new"):
+        send_to = msgspec.structs.replace(SEND, boot_id=boot)
+        engine.add(boot, range(3), send_to=send_to)
+        sending.accept(engine.scheduler.requests[boot], send_to)
+        engine.begin()
+        sending.on_scheduled(engine.tick())
+        engine.complete()
+    hellos = [message for message in listener.sent if isinstance(message.body, LinkHello)]
+    for hello, disconnected in zip(hellos, (False, True), strict=True):
+        refused = PeerMessage(
+            from_boot=hello.to_boot, to_boot="p", from_sender=False, link=hello.link, body=LinkRefused(reason="")
+        )
+        sending.on_peer_message(refused, engine.tick())
+        assert (address in listener.disconnected) is disconnected
 
 
 def test_blocks_of_a_failed_write_s_siblings_are_nobody_else_s_until_they_have_ended() -> None:

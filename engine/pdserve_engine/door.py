@@ -43,6 +43,10 @@ NodeHears = (
     | PeerMessage
 )
 CLOSE_S = 5.0
+MAX_VISITS_A_TURN = 64
+MAX_UNTAKEN = 256
+MAX_UNTAKEN_BYTES = 64 << 20
+"""Messages that the engine loop has not dealt with yet; while there are more, visitors wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +101,12 @@ class NodeDoor:
         self.port = self._door.port
         self._load = b""
         self._heard: dict[bytes, float] = {}
+        # Sizes of what was posted, oldest first. The loop alone writes how many it has taken, the thread all else.
+        self._untaken: deque[int] = deque()
+        self._untaken_bytes = 0
+        self._num_taken = 0
+        self._num_settled = 0
+        self._paused = False
         self._dealers: dict[Address, zmq.Socket[bytes]] = {}
         self._poller = zmq.Poller()
         self._orders: deque[Callable[[], None]] = deque()
@@ -125,6 +135,12 @@ class NodeDoor:
             self._order(partial(self._answer, route.identity, encode(message)))
         else:
             self._order(partial(self._tell, route, encode(message)))
+
+    def taken(self, number: int) -> None:
+        """So many more ``Arrived`` have been dealt with: as many others may come."""
+        self._num_taken += number
+        if self._paused:
+            self._order(self._resume)
 
     def broadcast_load(self) -> None:
         """Tells every router our load without being asked."""
@@ -178,10 +194,17 @@ class NodeDoor:
                     self._receive_peer(address, dealer)
             if self._wake in ready:
                 self._carry_out_orders()
-            self._notice_silence()
+            if not self._paused:
+                self._notice_silence()
 
     def _receive_visitors(self) -> None:
-        while (frames := _receive(self._door.socket)) is not None:
+        """Some messages, of all who are there in turn: peers and orders have their time too."""
+        for _ in range(MAX_VISITS_A_TURN):
+            if self._has_many_untaken():
+                self._pause()
+                return
+            if (frames := _receive(self._door.socket)) is None:
+                return
             message = self._decode(frames[-1]) if len(frames) == 2 else None
             if message is None:
                 log.warning("a visitor sent something that is no message of this protocol; dropped")
@@ -191,15 +214,43 @@ class NodeDoor:
             if isinstance(message, Ping):
                 self._answer(frames[0], self._load)
             else:
-                self._post(Arrived(Visitor(frames[0]), message))
+                self._arrived(Visitor(frames[0]), message, len(frames[-1]))
 
     def _receive_peer(self, address: Address, dealer: zmq.Socket[bytes]) -> None:
         while (frames := _receive(dealer)) is not None:
             message = self._decode(frames[-1]) if len(frames) == 1 else None
             if isinstance(message, PeerMessage):
-                self._post(Arrived(address, message))
+                self._arrived(address, message, len(frames[-1]))
             else:
                 log.warning("%s sent something that is no message between peers; dropped", address)
+
+    def _arrived(self, route: Route, message: NodeHears, num_bytes: int) -> None:
+        self._untaken.append(num_bytes)
+        self._untaken_bytes += num_bytes
+        self._post(Arrived(route, message))
+
+    def _has_many_untaken(self) -> bool:
+        num_taken = self._num_taken
+        for _ in range(num_taken - self._num_settled):
+            self._untaken_bytes -= self._untaken.popleft()
+        self._num_settled = num_taken
+        return len(self._untaken) >= MAX_UNTAKEN or self._untaken_bytes >= MAX_UNTAKEN_BYTES
+
+    def _pause(self) -> None:
+        """Visitors are not listened to until the loop has taken something."""
+        self._paused = True
+        if self._has_many_untaken():
+            self._poller.unregister(self._door.socket)
+        else:
+            # It has, just now, and may not have seen that we pause.
+            self._paused = False
+
+    def _resume(self) -> None:
+        if self._paused and not self._has_many_untaken():
+            self._paused = False
+            self._poller.register(self._door.socket, zmq.POLLIN)
+            # Nobody could be heard meanwhile.
+            self._heard = dict.fromkeys(self._heard, time.monotonic())
 
     def _decode(self, data: bytes) -> Any:
         try:

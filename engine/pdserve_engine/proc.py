@@ -145,8 +145,10 @@ class EngineCoreProc:
 
     def _turn(self) -> None:
         """Everything that has happened, then the next step, then one message to each router that has to hear of it."""
-        for event in self._wait():
+        events = self._wait()
+        for event in events:
             self._handle(event, time.monotonic())
+        self._door.taken(sum(isinstance(event, Arrived) for event in events))
         now = time.monotonic()
         if now - self._ticked_at >= TICK_S:
             self._tick(now)

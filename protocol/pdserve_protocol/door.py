@@ -32,6 +32,8 @@ ROUTER_PORT = 8000
 CLUSTER_KEY_VARIABLE = "PDSERVE_CLUSTER_KEY"
 
 _ZAP_DOMAIN = "pdserve"
+_MAX_UNREAD = 64
+"""Messages of one visitor of a door that ZMQ keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class Door:
             raise AddressError(host) from error
         self.socket = _new_socket(context, zmq.ROUTER, ipv6=family == socket.AF_INET6)
         self.socket.router_mandatory = True
+        # Nothing is lost of who says more than is read: it waits at its sender.
+        self.socket.rcvhwm = _MAX_UNREAD
         if cluster_key is not None:
             public, secret = _key_pair(cluster_key)
             self._authenticator = ThreadAuthenticator(context)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import openai
@@ -25,6 +25,7 @@ from pdserve_protocol.requests import AbortRequests, AddRequest, ReceiveFrom, Se
 from pdserve_protocol.sampling import SamplingParams
 from support.clients import Stream, greedy, prompt_of
 from support.cluster import Cluster, Process, port_of, wait_for
+from support.flood import flooded
 from support.listening import listening_addresses
 from support.models import tiny_model
 
@@ -397,6 +398,21 @@ def test_strange_messages_disturb_nobody(cluster: Cluster) -> None:
     # What such a visitor has begun ends with its silence.
     cluster.wait_until_idle(10.0)
     assert cluster.complete(**body)["choices"][0]["text"] == text
+
+
+def test_visitors_who_flood_the_doors_hold_up_nobody(cluster: Cluster) -> None:
+    body = greedy(prompt_of(33, 200), 60)
+    text = cluster.complete(**body)["choices"][0]["text"]
+    nodes = [*cluster.prefill, *cluster.decode]
+    memory = [node.rss_bytes() for node in nodes]
+    with ExitStack() as floods:
+        for node in nodes:
+            floods.enter_context(flooded(port_of(node.ready_line)))
+        answer = cluster.complete(**body, cache_salt="cold")
+        assert answer["choices"][0]["text"] == text
+        assert (answer["pdserve"]["mode"], answer["pdserve"]["tokens_recomputed"]) == ("disaggregated", 0)
+    growth = [node.rss_bytes() - then for node, then in zip(nodes, memory, strict=True)]
+    assert max(growth) < 64 << 20, growth
 
 
 def send_to_door(port: int, data: bytes) -> None:

@@ -165,6 +165,9 @@ class Node:
     def broadcast_load(self) -> None:
         pass
 
+    def taken(self, number: int) -> None:
+        pass
+
     # The mover.
 
     def open_region(self, key: str, connector: str, wire: object) -> None:

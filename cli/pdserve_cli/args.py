@@ -76,6 +76,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     for flag, metavar, text in _COMMON_FLAGS:
         serve.add_argument(flag, metavar=metavar, help=text)
+    serve.add_argument(
+        "--local-prefill",
+        default="auto",
+        choices=["auto", "never"],
+        help="whether decode nodes compute prompts while prefill nodes are busy (default: %(default)s)",
+    )
     _add_key(serve)
     serve.add_argument(
         "--request-timeout",
@@ -134,7 +140,11 @@ def serve_config(args: argparse.Namespace) -> FleetConfig:
         host=args.host,
         port=args.port,
         node_flags=node_flags,
-        router_flags=["--request-timeout", f"{args.request_timeout:g}", *both],
+        router_flags=[
+            *("--local-prefill", args.local_prefill),
+            *("--request-timeout", f"{args.request_timeout:g}"),
+            *both,
+        ],
         drain_timeout_s=args.drain_timeout,
         # In the environment, where other users of the machine do not see it.
         env={CLUSTER_KEY_VARIABLE: args.cluster_key} if args.cluster_key else {},

@@ -405,6 +405,7 @@ class EngineCoreProc:
             blocks_held=usage.held,
             blocks_in_use=usage.in_use,
             links=self._sending.links(),
+            prompt_tokens_per_s=scheduler.prompt_tokens_per_s,
         )
 
     def _status(self) -> NodeStatus:

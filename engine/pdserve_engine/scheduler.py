@@ -167,6 +167,11 @@ class Scheduler:
     def num_steps_in_flight(self) -> int:
         return len(self._steps)
 
+    @property
+    def prompt_tokens_per_s(self) -> float:
+        """At which prompts get on, where there is a target beside decodes; 0 before that is measured."""
+        return self.prompt_share.tokens_per_s(1, self._token_budget)
+
     def has_schedulable(self) -> bool:
         """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
         return bool(self._running or self._arrived or self._granted or self._waiting)
@@ -329,7 +334,7 @@ class Scheduler:
         if self._must_drain:
             return None
         decodes, prompts = self._to_advance()
-        num_decodes = len(decodes) + len(self._arrived)
+        num_decodes = len(decodes) + len(self._arrived) or self._num_reserved()
         num_prompt_tokens = self.prompt_share.num_tokens(num_decodes, self._token_budget)
         plan = StepPlan(self._token_budget, num_prompt_tokens, self._max_logits_rows)
         num_preemptions = self.counters.preemptions
@@ -384,6 +389,13 @@ class Scheduler:
         self._builder.not_told(scheduler_output)
 
     # ---- within a step -------------------------------------------------------------------------------------------
+
+    def _num_reserved(self) -> int:
+        """Streams that begin to decode when their KV has arrived, which may be while the next step runs."""
+        return sum(
+            request.status is RequestStatus.WAITING_FOR_KV and self.kv.num_blocks(request.request_id) > 0
+            for request in self._requests.values()
+        )
 
     def _to_advance(self) -> tuple[list[Request], list[Request]]:
         """Running requests that are not about to end: those that miss one token, and those that miss more."""

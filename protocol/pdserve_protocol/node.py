@@ -139,6 +139,8 @@ class NodeLoad(Message, frozen=True):
         blocks_held: kept for a hand-off only.
         handoffs: open ones, both directions.
         links: boot id of a node that this one hands over to -> "connecting", "up", or "refused: " and why.
+        prompt_tokens_per_s: at which it computes prompts by what the last steps took: alone on a prefill node, beside
+            streams on a decode node, within its target. 0 where that is not measured yet.
     """
 
     boot_id: str
@@ -152,6 +154,7 @@ class NodeLoad(Message, frozen=True):
     blocks_held: int
     blocks_in_use: int
     links: dict[str, str] = {}
+    prompt_tokens_per_s: float = 0.0
 
 
 class GetTokenizer(Message, frozen=True):

@@ -32,12 +32,13 @@ _DESCRIPTION = """\
 The OpenAI API (chat completions, completions, responses) in front of any number of prefill and decode nodes.
 
 Each request is prefilled on one node and decoded on another; the first token is streamed before the KV has moved.
+While prefill nodes are busy decode nodes compute some prompts themselves (--local-prefill).
 Without --prefill the decode nodes do both. Nodes may start later, stop and come back at any time.
 """
 _EPILOG = """\
 examples:
   router --prefill 10.0.0.1 --decode 10.0.0.2 --host 0.0.0.0
-  router --prefill host1 host2:7101 --decode host3 host4       two of each, taken in turn
+  router --prefill host1 host2:7101 --decode host3 host4       two of each, the least busy first
   router --decode 127.0.0.1                                    aggregated serving on one node
 
 SIGTERM or Ctrl-C: running requests finish within --drain-timeout, new ones are answered 503. A second one ends at once.
@@ -54,6 +55,7 @@ class RouterConfig:
     host: str
     port: int
     tokenizer: Path | None
+    local_prefill: str = "auto"
     tool_call_parser: str = AUTO
     reasoning_parser: str = AUTO
     cluster_key: str | None
@@ -73,6 +75,13 @@ def build_parser() -> argparse.ArgumentParser:
     add("--decode", help=f"addresses of decode nodes (default port {DECODE_PORT})", **many)  # type: ignore[arg-type]
     add("--host", default="127.0.0.1", help="interface to listen on (default: %(default)s; 0.0.0.0 for all)")
     add("--port", type=int, default=ROUTER_PORT, help="port of the API (default: %(default)s; 0 picks a free one)")
+    add(
+        "--local-prefill",
+        default="auto",
+        choices=["auto", "never"],
+        help="whether a decode node computes a prompt itself where prefill nodes are busy and that starts the answer "
+        "earlier (default: %(default)s)",
+    )
     add(
         "--tokenizer",
         type=Path,
@@ -151,6 +160,7 @@ def parse_args(argv: Sequence[str], environ: Mapping[str, str]) -> RouterConfig:
         host=args.host,
         port=args.port,
         tokenizer=args.tokenizer,
+        local_prefill=args.local_prefill,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
         cluster_key=cluster_key(args.cluster_key, environ),

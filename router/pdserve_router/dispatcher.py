@@ -12,12 +12,12 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Protocol
 
 from pdserve_protocol.errors import NodeUnreachable
-from pdserve_protocol.node import mismatch
 from pdserve_protocol.requests import AbortRequests, AddRequest, ReceiveFrom, SendTo
 
+from pdserve_router.backlog import Backlog
 from pdserve_router.errors import NodeLost, NotReady, RouterError
 from pdserve_router.lifecycle import AttemptLife, Half, Progress
-from pdserve_router.policy import RoundRobin
+from pdserve_router.placement import Placed, Placement
 from pdserve_router.retries import MAX_RETRIES, is_worth_another, to_avoid
 
 if TYPE_CHECKING:
@@ -27,13 +27,10 @@ if TYPE_CHECKING:
     from pdserve_protocol.sampling import SamplingParams
 
     from pdserve_router.metrics import RouterMetrics
-    from pdserve_router.policy import Policy
     from pdserve_router.proof import Mode
     from pdserve_router.registry import Node, ServedModel
 
 log = logging.getLogger(__name__)
-
-_MAX_REMEMBERED_PAIRS = 4096
 
 
 class Listener(Protocol):
@@ -52,19 +49,20 @@ class Attempt:
     """One try at one request, on one or two nodes. Used by the one task that serves the request.
 
     Attributes:
-        nodes: the node of each half.
+        nodes: the node of each half; the first one computes the prompt.
+        reason: why there is one where there could be two.
         boot_ids: the process of each half.
         life: what has become of it.
         num_retries: attempts at the same before this one.
         avoided: names of nodes that were left out because of earlier attempts.
         exact: these nodes compute as those did that made the tokens before.
+        has_started: a node has said its first token, or its end.
     """
 
     def __init__(
         self,
         attempt_id: str,
-        mode: Mode,
-        nodes: dict[Half, Node],
+        placed: Placed,
         *,
         num_prompt_logprobs: int = 0,
         num_forced: int = 0,
@@ -74,11 +72,13 @@ class Attempt:
         self.num_retries = num_retries
         self.exact = True
         self.avoided: set[str] = set()
+        self.mode: Mode = placed.mode
+        self.reason = placed.reason
+        self.nodes = nodes = placed.nodes
         self.numerics = {node.info.identity.numerics for node in nodes.values() if node.info is not None}
-        self.mode: Mode = mode
-        self.nodes = nodes
         self.boot_ids = {half: node.boot_id for half, node in nodes.items()}
         self.life = AttemptLife({half: node.name for half, node in nodes.items()}, num_prompt_logprobs, num_forced)
+        self.has_started = False
         self._inbox: deque[tuple[Half, RequestOutput | NodeLost]] = deque()
         self._verdict: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -142,23 +142,15 @@ class Attempt:
 
 class Dispatcher:
     """Args:
-    prefill_policy, decode_policy: each in turn by default.
+    disaggregated: prefill nodes are configured.
+    local_prefill: decode nodes also compute prompts where that starts a stream earlier.
     """
 
-    def __init__(
-        self,
-        metrics: RouterMetrics,
-        *,
-        disaggregated: bool,
-        prefill_policy: Policy | None = None,
-        decode_policy: Policy | None = None,
-    ) -> None:
+    def __init__(self, metrics: RouterMetrics, *, disaggregated: bool, local_prefill: bool = True) -> None:
         self._metrics = metrics
-        self._disaggregated = disaggregated
-        self._prefill_policy = prefill_policy or RoundRobin()
-        self._decode_policy = decode_policy or RoundRobin()
+        self._backlog = Backlog()
+        self._placement = Placement(metrics, self._backlog, disaggregated=disaggregated, local_prefill=local_prefill)
         self._live: dict[str, Attempt] = {}
-        self._pairs: dict[tuple[str | None, str | None], bool] = {}
         # By name of a node that is not there: attempts given up meanwhile, each with the process that may have it.
         self._owed_aborts: defaultdict[str, dict[str, str | None]] = defaultdict(dict)
 
@@ -193,24 +185,28 @@ class Dispatcher:
             NotReady: no node can take it.
             NodeLost: a chosen node died just now.
         """
+        num_tokens = len(prompt_token_ids) + len(seen)
         if beside is not None and all(node.boot_id == beside.boot_ids[half] for half, node in beside.nodes.items()):
-            mode, nodes = beside.mode, beside.nodes
+            placed = Placed(beside.mode, beside.nodes, beside.reason)
             if beside.life.has_forkable_prompt:
                 # Nothing is computed or transferred for it again: the prompt is in the decode node's cache.
-                mode, nodes = "forked", {Half.DECODE: nodes[Half.DECODE]}
+                placed = Placed("forked", {Half.DECODE: placed.nodes[Half.DECODE]})
+            num_tokens = 0
         else:
-            mode, nodes = self._choose(served, sampling.max_tokens - len(seen), avoid)
+            placed = self._placement.place(served, num_tokens, sampling.max_tokens - len(seen), avoid)
+        nodes = placed.nodes
         num_prompt_logprobs = len(prompt_token_ids) - 1 if sampling.prompt_logprobs is not None else 0
         attempt = Attempt(
             secrets.token_hex(16),
-            mode,
-            nodes,
+            placed,
             num_prompt_logprobs=num_prompt_logprobs,
             num_forced=len(seen),
             num_retries=num_retries,
         )
         self._live[attempt.id] = attempt
         prefill, decode = nodes.get(Half.PREFILL), nodes.get(Half.DECODE)
+        names = [node.name for node in nodes.values()]
+        self._backlog.opened(attempt.id, names, prefiller=names[0], num_tokens=num_tokens)
         sent = False
         try:
             for half, node in nodes.items():
@@ -296,6 +292,7 @@ class Dispatcher:
         life = attempt.life
         if self._live.pop(attempt.id, None) is None:
             return
+        self._backlog.closed(attempt.id)
         # Where the first token was the last, a decode half waits for its peer, whom it may never hear.
         if life.completed and Half.DECODE not in life.open_halves:
             return
@@ -321,6 +318,9 @@ class Dispatcher:
             if attempt is not None:
                 half = Half.PREFILL if attempt.nodes.get(Half.PREFILL) is node else Half.DECODE
                 attempt.deliver(half, output)
+                if not attempt.has_started and (output.token_ids or output.end is not None):
+                    attempt.has_started = True
+                    self._backlog.started(attempt.id)
                 spoken_of[output.id] = attempt
         for attempt in spoken_of.values():
             attempt.announce()
@@ -348,44 +348,6 @@ class Dispatcher:
                 node.client.send(AbortRequests(ids=ids))
             except NodeUnreachable:
                 self._owed_aborts[node.name] = owed
-
-    def _choose(self, served: ServedModel, max_tokens: int, avoid: Collection[str]) -> tuple[Mode, dict[Half, Node]]:
-        prefill_nodes = [node for node in served.prefill if node.name not in avoid]
-        decode_nodes = [node for node in served.decode if node.name not in avoid]
-        if max_tokens == 1 and prefill_nodes:
-            return "prefill_only", {Half.PREFILL: _pick(self._prefill_policy, prefill_nodes)}
-        if not decode_nodes:
-            raise NotReady("No decode node is up")
-        partners = {node.name: [p for p in prefill_nodes if self._match(p, node)] for node in decode_nodes}
-        paired = [node for node in decode_nodes if partners[node.name]]
-        decode = _pick(self._decode_policy, paired or decode_nodes)
-        if paired:
-            prefill = _pick(self._prefill_policy, partners[decode.name])
-            return "disaggregated", {Half.PREFILL: prefill, Half.DECODE: decode}
-        if self._disaggregated:
-            reason = "mismatch" if prefill_nodes else "no_prefill_node"
-            self._metrics.fallbacks.labels(reason).inc()
-            log.warning("no usable prefill node (%s): decode node %s takes the whole request", reason, decode.name)
-        return "aggregated", {Half.DECODE: decode}
-
-    def _match(self, prefill: Node, decode: Node) -> bool:
-        """Whether KV of one can be used by the other; said once in the log where it cannot."""
-        if prefill.info is None or decode.info is None:
-            return False
-        pair = (prefill.boot_id, decode.boot_id)
-        if pair not in self._pairs:
-            if len(self._pairs) >= _MAX_REMEMBERED_PAIRS:
-                self._pairs.clear()
-            difference = mismatch(prefill.info.identity, decode.info.identity)
-            self._pairs[pair] = difference is None
-            if difference is not None:
-                log.error("%s and %s are not paired: %s", prefill.name, decode.name, difference)
-        link = prefill.load.links.get(decode.info.identity.boot_id, "") if prefill.load else ""
-        return self._pairs[pair] and not link.startswith("refused")
-
-
-def _pick(policy: Policy, nodes: Sequence[Node]) -> Node:
-    return nodes[policy.choose([node.load for node in nodes])]
 
 
 def _boot(node: Node) -> str:

@@ -366,7 +366,7 @@ class _Listening:
 def proof_of(attempt: Attempt) -> Proof:
     """What the nodes have said so far that they did."""
     prefill, decode = attempt.node_name(Half.PREFILL), attempt.node_name(Half.DECODE)
-    return build_proof(attempt.life, attempt.mode, prefill, decode, attempt.num_retries, attempt.exact)
+    return build_proof(attempt.life, attempt.mode, prefill, decode, attempt.num_retries, attempt.exact, attempt.reason)
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

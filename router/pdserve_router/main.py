@@ -56,7 +56,9 @@ class RouterServer:
         for role in ("prefill", "decode"):
             nodes = self._registry.of_role(role)
             metrics.watch_nodes(role, lambda nodes=nodes: sum(node.info is not None for node in nodes))  # type: ignore[misc]
-        self._dispatcher = Dispatcher(metrics, disaggregated=bool(config.prefill))
+        self._dispatcher = Dispatcher(
+            metrics, disaggregated=bool(config.prefill), local_prefill=config.local_prefill == "auto"
+        )
         self._serving = Serving(
             self._registry,
             self._dispatcher,

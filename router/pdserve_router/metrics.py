@@ -88,7 +88,7 @@ class RouterMetrics:
         self.bytes_moved = self._counter("kv_bytes_moved", "Bytes of KV moved between nodes")
         self.blocks_moved = self._counter("kv_blocks_moved", "Blocks of KV moved between nodes")
         self.fallbacks = self._counter(
-            "fallbacks", "Requests that a decode node did whole although prefill nodes are configured", "reason"
+            "fallbacks", "Requests that a decode node did whole although prefill nodes are configured, by why", "reason"
         )
         self.retries = self._counter(
             "retries",

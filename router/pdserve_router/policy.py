@@ -1,28 +1,77 @@
-"""Which of several equal nodes takes the next request. Sees loads, not nodes, sockets or requests."""
+"""Which of several equal nodes takes a request, and whether a decode node computes a prompt itself. Sees numbers only.
+
+Times are what the tokens that wait at a node take at the rate it says; who has not measured one yet is assumed to have
+one. Where nodes are equal they are taken in turn.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pdserve_protocol.node import NodeLoad
+CLEARLY = 0.75
+"""A decode node alone must start a stream within this share of what it takes through a prefill node. What it computes
+beside its streams makes them slower, and estimates are rough."""
+
+DECODE_SHARE = 0.5
+"""Of a prefill node's rate: that of a decode node beside its streams, where one of the two is not known."""
 
 
-class Policy(Protocol):
-    def choose(self, loads: Sequence[NodeLoad | None]) -> int:
-        """Index of the chosen one of ``loads`` (at least one; None where a node has not reported yet)."""
-        ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy a node is.
+
+    Attributes:
+        attempts: of this router that are open there.
+        pending_tokens: prompt tokens that this router has sent there, of attempts that have no token yet.
+        tokens_per_s: at which it computes prompts; 0 before it has measured that.
+        free_tokens: for which it has room in its KV cache, as it said last.
+    """
+
+    attempts: int = 0
+    pending_tokens: int = 0
+    tokens_per_s: float = 0.0
+    free_tokens: int = 0
+
+    def wait_s(self, num_tokens: int, tokens_per_s: float) -> float:
+        """Until it has computed a prompt of so many tokens as well."""
+        return (self.pending_tokens + num_tokens) / tokens_per_s
 
 
-class RoundRobin:
-    """Each in turn."""
+class InTurn:
+    """Of the nodes with the lowest cost, each in turn."""
 
     def __init__(self) -> None:
-        self._turn = 0
+        self._next = 0
 
-    def choose(self, loads: Sequence[NodeLoad | None]) -> int:
-        index = self._turn % len(loads)
-        self._turn += 1
+    def choose(self, costs: Sequence[float]) -> int:
+        """Index of the chosen one of at least one."""
+        least = min(costs)
+        best = [index for index, cost in enumerate(costs) if cost == least]
+        index = next((index for index in best if index >= self._next % len(costs)), best[0])
+        self._next = index + 1
         return index
+
+
+def prefill_costs(loads: Sequence[Load], num_tokens: int) -> list[float]:
+    """Of prefill nodes, for a prompt of so many tokens: the expected wait."""
+    known = [load.tokens_per_s for load in loads if load.tokens_per_s > 0]
+    assumed = sum(known) / len(known) if known else 1.0
+    return [load.wait_s(num_tokens, load.tokens_per_s or assumed) for load in loads]
+
+
+def decode_costs(loads: Sequence[Load]) -> list[float]:
+    """Of decode nodes: the streams that they already have."""
+    return [load.attempts for load in loads]
+
+
+def is_quicker_alone(prefill: Load, decode: Load, num_tokens: int) -> bool:
+    """Whether the decode node should compute a prompt of so many tokens itself. An idle prefill node always gets it."""
+    if prefill.pending_tokens <= 0 or decode.free_tokens < decode.pending_tokens + num_tokens:
+        return False
+    prefill_rate = prefill.tokens_per_s or decode.tokens_per_s / DECODE_SHARE or 1.0
+    decode_rate = decode.tokens_per_s or prefill_rate * DECODE_SHARE
+    return decode.wait_s(num_tokens, decode_rate) < CLEARLY * prefill.wait_s(num_tokens, prefill_rate)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pdserve_router.lifecycle import AttemptLife
 
 Mode = Literal["disaggregated", "aggregated", "prefill_only", "forked"]
+Reason = Literal["prefill_busy", "no_prefill_node", "mismatch"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +47,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         blocks_resent: blocks that did not arrive as they were sent and were sent again.
         retries: attempts before this one that failed; the client has their tokens as well.
         exact: the tokens are those that a single node would have made.
+        reason: why one decode node did all although prefill nodes are configured: "prefill_busy": so the first token
+            came earlier; "no_prefill_node"; "mismatch": none that goes with it.
     """
 
     mode: Mode
@@ -60,6 +63,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     time: TimeSplit
     blocks_resent: int = 0
     retries: int = 0
+    reason: Reason | None = None
 
 
 def build_proof(
@@ -69,6 +73,7 @@ def build_proof(
     decode_node: str | None,
     num_retries: int = 0,
     exact: bool = True,
+    reason: Reason | None = None,
 ) -> Proof:
     """Proof of an attempt from what its nodes have said so far."""
     alone = mode in ("aggregated", "forked")
@@ -99,6 +104,7 @@ def build_proof(
         ),
         blocks_resent=transfer.resent_blocks if transfer else 0,
         retries=num_retries,
+        reason=reason,
     )
 
 

@@ -17,6 +17,7 @@ FLAGS = {
         *("--model", "--prefill", "--decode", "--host", "--port", "--served-model-name", "--dtype", "--max-model-len"),
         *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--cluster-key"),
         *("--request-timeout", "--drain-timeout", "--log-level", "--quantization"),
+        "--local-prefill",
     },
     "demo": {"--model", "--log-level"},
     "node status": {"--cluster-key", "--timeout", "--json"},
@@ -81,7 +82,10 @@ def test_serve_passes_node_flags_to_every_node_and_the_rest_to_the_router() -> N
         assert "--request-timeout" not in text
         assert "--block-size" not in text  # not given: the node's own default
     router = router_command(config, prefill=["a:1", "b:2"], decode=["c:3"])
-    assert "--prefill a:1 b:2 --decode c:3 --host 127.0.0.1 --port 0 --request-timeout 7" in " ".join(router.argv)
+    assert (
+        "--prefill a:1 b:2 --decode c:3 --host 127.0.0.1 --port 0 --local-prefill auto --request-timeout 7"
+        in " ".join(router.argv)
+    )
     assert router.cores is None
 
 

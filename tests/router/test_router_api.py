@@ -356,6 +356,7 @@ def test_proof_and_metrics_say_the_same() -> None:
             "exact": True,
             "blocks_resent": 0,
             "retries": 0,
+            "reason": None,
             "time": {
                 "queue_ms": 1.0,
                 "prefill_ms": 20.0,

@@ -36,6 +36,7 @@ def test_flags() -> None:
         "--decode",
         "--host",
         "--port",
+        "--local-prefill",
         "--tokenizer",
         "--tool-call-parser",
         "--reasoning-parser",

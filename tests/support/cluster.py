@@ -112,6 +112,9 @@ class Cluster:
     prefill_args: Sequence[str] = ()
     decode_args: Sequence[str] = ()
     router_args: Sequence[str] = ()
+    local_prefill: str = "never"
+    """What prompts go where does not hang on how busy the machine is, unless a test is about that."""
+
     env: dict[str, str] = field(default_factory=dict)
     gate: Path | None = None
     """With a gate, prefill nodes hold their writes back until this file exists."""
@@ -155,7 +158,8 @@ class Cluster:
         args: list[str] = []
         if self.num_prefill:
             args += ["--prefill", *addresses[: self.num_prefill]]
-        args += ["--decode", *addresses[self.num_prefill :], "--port", str(port), *self.router_args]
+        args += ["--decode", *addresses[self.num_prefill :], "--port", str(port)]
+        args += ["--local-prefill", self.local_prefill, *self.router_args]
         return Process("router", ["-m", "pdserve_router.main", *args], self.folder, self.env)
 
     def restart(self, old: Process) -> Process:

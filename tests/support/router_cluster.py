@@ -86,6 +86,7 @@ async def router_cluster(
         "host": "127.0.0.1",
         "port": 0,
         "tokenizer": None,
+        "local_prefill": "never",
         "cluster_key": None,
         "request_timeout_s": 60.0,
         "drain_timeout_s": 5.0,

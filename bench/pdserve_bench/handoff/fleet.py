@@ -53,7 +53,11 @@ class Fleet:
                 unless_all_run.enter_context(node)
                 ports[role] = _port(node, module)
             addresses = [part for role, port in ports.items() for part in (f"--{role}", f"127.0.0.1:{port}")]
-            router = Child("pdserve_router.main", [*addresses, "--port", "0", "--log-level", "error"], set(cores))
+            router = Child(
+                "pdserve_router.main",
+                [*addresses, "--port", "0", "--local-prefill", "never", "--log-level", "error"],
+                set(cores),
+            )
             unless_all_run.enter_context(router)
             port = _port(router, "pdserve_router.main")
             wait_until_ready(port)

@@ -71,7 +71,9 @@ def _measure(
         prefill, decode = nodes.ready_line.split()
         addresses = ["--prefill", f"127.0.0.1:{prefill}", "--decode", f"127.0.0.1:{decode}"]
         with Child(
-            "pdserve_router.main", [*addresses, "--port", "0", "--log-level", "warning"], {router_core}
+            "pdserve_router.main",
+            [*addresses, "--port", "0", "--local-prefill", "never", "--log-level", "warning"],
+            {router_core},
         ) as router:
             port = int(router.ready_line.rpartition(":")[2])
             wait_until_ready(port)

@@ -1,0 +1,58 @@
+"""What is sent to nodes and not done with comes to nothing, whatever happens to attempts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given, strategies as st
+from pdserve_router.backlog import Backlog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+NODES = ("p1", "p2", "d1", "d2")
+
+
+def test_a_prompt_is_pending_until_its_first_token_and_a_stream_open_until_its_end() -> None:
+    backlog = Backlog()
+    backlog.opened("a", ["p1", "d1"], prefiller="p1", num_tokens=100)
+    backlog.opened("b", ["d1"], prefiller="d1", num_tokens=7)
+    assert (backlog.pending_tokens("p1"), backlog.pending_tokens("d1")) == (100, 7)
+    assert (backlog.attempts("p1"), backlog.attempts("d1"), backlog.attempts("p2")) == (1, 2, 0)
+    backlog.started("a")
+    backlog.started("a")
+    assert backlog.pending_tokens("p1") == 0
+    assert backlog.attempts("p1") == 1
+    backlog.closed("a")
+    assert (backlog.attempts("p1"), backlog.attempts("d1")) == (0, 1)
+
+
+actions = st.tuples(
+    st.sampled_from(["open", "start", "close"]),
+    st.integers(0, 9),
+    st.lists(st.sampled_from(NODES), min_size=1, max_size=2, unique=True),
+    st.integers(0, 1000),
+)
+
+
+@given(history=st.lists(actions, max_size=40))
+def test_nothing_is_left_and_nothing_is_ever_negative(history: Sequence[tuple[str, int, list[str], int]]) -> None:
+    backlog = Backlog()
+    opened: dict[str, tuple[str, int]] = {}
+    for action, number, nodes, num_tokens in history:
+        id = str(number)
+        if action == "open" and id not in opened:
+            backlog.opened(id, nodes, prefiller=nodes[0], num_tokens=num_tokens)
+            opened[id] = (nodes[0], num_tokens)
+        elif action == "start":
+            backlog.started(id)
+            if id in opened:
+                opened[id] = (opened[id][0], 0)
+        elif action == "close":
+            backlog.closed(id)
+            opened.pop(id, None)
+        for node in NODES:
+            assert backlog.pending_tokens(node) == sum(num for where, num in opened.values() if where == node)
+    for id in opened:
+        backlog.closed(id)
+    assert not any(backlog.pending_tokens(node) or backlog.attempts(node) for node in NODES)

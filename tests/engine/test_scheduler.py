@@ -362,3 +362,30 @@ def test_kv_without_a_hole_does_not_wait_behind_kv_with_one() -> None:
     receiver.complete()
     receiver.run()
     receiver.check_empty()
+
+
+def test_a_prompt_leaves_room_for_streams_whose_kv_is_on_its_way() -> None:
+    engine = Engine(num_blocks=64, max_num_batched_tokens=64, itl_target_s=0.001)
+    engine.add("prompt", range(100), 2)
+    engine.add("stream", range(200, 208), 2, receive_from=RECEIVE)
+
+    def next_share() -> int:
+        engine.begin()
+        (step,) = engine.scheduler._steps
+        engine.complete()
+        return step.output.num_scheduled_tokens["prompt"]
+
+    assert next_share() == 64, "nothing is reserved for the stream: it will take a while"
+    assert engine.scheduler.reserve("stream") is not None
+    assert next_share() == 32
+    engine.abort("stream")
+    engine.run()
+    engine.check_empty()
+
+
+def test_the_rate_at_which_prompts_get_on_beside_decodes() -> None:
+    engine = Engine(num_blocks=200, max_num_batched_tokens=100, itl_target_s=0.05)
+    assert engine.scheduler.prompt_tokens_per_s == 0.0
+    engine.scheduler.prompt_share.observe(0, 100, 0.1)
+    engine.scheduler.prompt_share.observe(3, 0, 0.02)
+    assert engine.scheduler.prompt_tokens_per_s == pytest.approx(30 / 0.05)

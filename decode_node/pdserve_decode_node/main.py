@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pdserve_engine.args import milliseconds, parse_node_args
-from pdserve_engine.node import run_node
+from pdserve_engine.node import NodeParts, run_node
 from pdserve_protocol.door import DECODE_PORT
 
 from pdserve_decode_node.policy import GrantWhenRoom
@@ -29,12 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv=argv,
         add_own=add_decode_flags,
     )
-    return run_node(
-        "decode",
-        args,
-        receive_policy=GrantWhenRoom(args.grant_policy),
-        itl_target_s=args.itl_target_ms / 1000 or None,
-    )
+    parts = NodeParts(receive_policy=GrantWhenRoom(args.grant_policy), itl_target_s=args.itl_target_ms / 1000 or None)
+    return run_node("decode", args, parts)
 
 
 def add_decode_flags(parser: ArgumentParser) -> None:

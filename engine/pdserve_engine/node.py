@@ -8,6 +8,7 @@ import queue
 import sys
 import uuid
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -50,40 +51,37 @@ AUTHENTICATED_CONNECTORS = {"tcp"}
 """Those that let nobody in without the cluster key; what they carry encrypted may leave loopback."""
 
 
-def run_node(
-    role: Role,
-    args: argparse.Namespace,
-    *,
-    send_policy: SendPolicy | None = None,
-    receive_policy: ReceivePolicy | None = None,
-    wrap_connector: Callable[[Connector], Connector] = lambda connector: connector,
-    region_bytes: int = DEFAULT_REGION_BYTES,
-    itl_target_s: float | None = None,
-    make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
-) -> int:
-    """Serves until drained; the exit status: 0, or 2 with one line on stderr where the node cannot be started.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeParts:
+    """What is not the same in all nodes.
 
-    Args:
-        args: of ``parse_node_args``.
+    Attributes:
+        send_policy, receive_policy: None where the node does not hand over, or does not take over.
         wrap_connector: what is done to each KV connector before it is used; drills use it.
         region_bytes: of the landing region of each peer.
         itl_target_s: how long a step with decodes is to take at most; None does not limit.
         make_worker: what computes.
     """
+
+    send_policy: SendPolicy | None = None
+    receive_policy: ReceivePolicy | None = None
+    wrap_connector: Callable[[Connector], Connector] = lambda connector: connector
+    region_bytes: int = DEFAULT_REGION_BYTES
+    itl_target_s: float | None = None
+    make_worker: Callable[[EngineConfig], WorkerBase] = Worker
+
+
+def run_node(role: Role, args: argparse.Namespace, parts: NodeParts) -> int:
+    """Serves until drained; the exit status: 0, or 2 with one line on stderr where the node cannot be started.
+
+    Args:
+        args: of ``parse_node_args``.
+    """
     logging.basicConfig(
         level=args.log_level.upper(), format=f"%(asctime)s %(levelname)s {role}: %(message)s", stream=sys.stderr
     )
     try:
-        proc = build_node(
-            role,
-            args,
-            send_policy=send_policy,
-            receive_policy=receive_policy,
-            wrap_connector=wrap_connector,
-            region_bytes=region_bytes,
-            itl_target_s=itl_target_s,
-            make_worker=make_worker,
-        )
+        proc = _build(role, args, parts)
     except (ProtocolError, EngineError, ModelError, WeightsError, TransferError, TextError) as error:
         print(f"{role}-node: {error}", file=sys.stderr)
         return 2
@@ -102,17 +100,7 @@ def run_node(
     return 0
 
 
-def build_node(
-    role: Role,
-    args: argparse.Namespace,
-    *,
-    send_policy: SendPolicy | None = None,
-    receive_policy: ReceivePolicy | None = None,
-    wrap_connector: Callable[[Connector], Connector] = lambda connector: connector,
-    region_bytes: int = DEFAULT_REGION_BYTES,
-    itl_target_s: float | None = None,
-    make_worker: Callable[[EngineConfig], WorkerBase] = Worker,
-) -> EngineCoreProc:
+def _build(role: Role, args: argparse.Namespace, parts: NodeParts) -> EngineCoreProc:
     """Wires a node; nothing runs yet but the mover, which sleeps.
 
     Raises:
@@ -126,7 +114,7 @@ def build_node(
     if args.kv_encrypt and args.cluster_key is None:
         raise SealKeyMissing
     network = Network(host=args.host, advertise_host=args.advertise_host, cluster_key=args.cluster_key)
-    connectors = {spec.name: wrap_connector(make_connector(spec, network)) for spec in specs}
+    connectors = {spec.name: parts.wrap_connector(make_connector(spec, network)) for spec in specs}
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     # The port is taken first: that it is not free should not be learnt after loading a model.
     door = open_door(args.host, args.port, args.cluster_key, inbox.put, [spec.faults for spec in specs])
@@ -145,13 +133,13 @@ def build_node(
                 scheduler=SchedulerConfig(
                     max_num_seqs=args.max_num_seqs,
                     max_num_batched_tokens=args.max_num_batched_tokens,
-                    itl_target_s=itl_target_s,
+                    itl_target_s=parts.itl_target_s,
                 ),
                 num_threads=args.threads,
                 device=args.device,
                 enforce_eager=args.enforce_eager,
             ),
-            make_worker=make_worker,
+            make_worker=parts.make_worker,
         )
         files = load_tokenizer_files(folder)
         tokenizer = TokenizerFiles(tokenizer_id=tokenizer_id(files), files=files)
@@ -159,7 +147,7 @@ def build_node(
             worker.kv_bytes(),
             inbox.put,
             connectors=connectors,
-            region_bytes=region_bytes,
+            region_bytes=parts.region_bytes,
             secret=args.cluster_key,
         )
         unless_wired.callback(mover.close)
@@ -194,8 +182,8 @@ def build_node(
         inbox,
         info,
         tokenizer,
-        send_policy=send_policy,
-        receive_policy=receive_policy,
+        send_policy=parts.send_policy,
+        receive_policy=parts.receive_policy,
         drain_timeout_s=args.drain_timeout,
         memory=ProcessMemory(worker.weight_bytes, worker.kv_bytes()),
     )

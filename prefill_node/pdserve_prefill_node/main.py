@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pdserve_engine.args import parse_node_args
-from pdserve_engine.node import run_node
+from pdserve_engine.node import NodeParts, run_node
 from pdserve_protocol.door import PREFILL_PORT
 
 from pdserve_prefill_node.policy import RecentSpeed
@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_node_args(
         "prefill-node", DESCRIPTION, default_port=PREFILL_PORT, max_num_batched_tokens=512, argv=argv
     )
-    return run_node("prefill", args, send_policy=RecentSpeed())
+    return run_node("prefill", args, NodeParts(send_policy=RecentSpeed()))
 
 
 if __name__ == "__main__":

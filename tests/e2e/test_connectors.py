@@ -7,7 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pdserve_engine.node import run_node
+from pdserve_engine.node import NodeParts, run_node
 from pdserve_protocol.door import Address
 from support.clients import Stream, greedy, prompt_of
 from support.cluster import Cluster, node_status, port_of, wait_for
@@ -118,5 +118,5 @@ def test_a_sender_that_is_stopped_in_mid_push(faulty: Cluster, texts: list[str])
 )
 def test_a_connector_that_does_not_exist_is_told(spec: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     args = parse_command(["decode-node", "--model", "no such model", "--port", "0", "--kv-connector", spec])
-    assert run_node("decode", args) == 2
+    assert run_node("decode", args, NodeParts()) == 2
     assert told in capsys.readouterr().err

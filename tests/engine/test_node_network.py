@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pdserve_engine.args import parse_node_args
-from pdserve_engine.node import run_node
+from pdserve_engine.node import NodeParts, run_node
 
 NOWHERE = "192.0.2.7"
 """An address that no machine has: a node that may listen on it fails when it tries to."""
@@ -24,5 +24,5 @@ def test_a_sealed_wire_over_tcp_needs_no_trusted_network(
 ) -> None:
     argv = ["--model", "no such model", "--host", NOWHERE, "--cluster-key", "secret", *flags]
     args = parse_node_args("decode-node", "", default_port=0, max_num_batched_tokens=64, argv=argv)
-    assert run_node("decode", args) == 2
+    assert run_node("decode", args, NodeParts()) == 2
     assert ("--kv-trusted-network" in capsys.readouterr().err) is is_told

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pdserve_decode_node.policy import GrantWhenRoom
 from pdserve_engine.args import parse_node_args
-from pdserve_engine.node import run_node
+from pdserve_engine.node import NodeParts, run_node
 from pdserve_kv_transfer.connector import Connector
 from pdserve_kv_transfer.slow import slow
 from pdserve_prefill_node.policy import RecentSpeed
@@ -78,13 +78,13 @@ def corrupt(connector: Connector, folder: Path) -> Connector:
 def main(role: str, setting: str, argv: Sequence[str]) -> int:
     args = parse_node_args(f"{role}-node", "drill", default_port=7001, max_num_batched_tokens=512, argv=argv)
     if role == "decode":
-        return run_node("decode", args, receive_policy=GrantWhenRoom(), region_bytes=int(setting))
+        return run_node("decode", args, NodeParts(receive_policy=GrantWhenRoom(), region_bytes=int(setting)))
     folder = Path(setting)
 
     def drilled(connector: Connector) -> Connector:
         return corrupt(slow(connector, gate=(folder / "gate").exists), folder)
 
-    return run_node("prefill", args, send_policy=RecentSpeed(), wrap_connector=drilled)
+    return run_node("prefill", args, NodeParts(send_policy=RecentSpeed(), wrap_connector=drilled))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pdserve_decode_node.policy import GrantWhenRoom
 from pdserve_engine import kv_memory
 from pdserve_engine.args import parse_node_args
-from pdserve_engine.node import run_node
+from pdserve_engine.node import NodeParts, run_node
 from pdserve_engine.oracle import OracleWorker, oracle_layout
 from pdserve_prefill_node.policy import RecentSpeed
 from pdserve_text.files import load_tokenizer_files
@@ -38,8 +38,8 @@ def oracle_worker(config: EngineConfig) -> OracleWorker:
 def main(role: str, argv: Sequence[str]) -> int:
     args = parse_node_args(f"{role}-node", "oracle", default_port=0, max_num_batched_tokens=512, argv=argv)
     if role == "prefill":
-        return run_node("prefill", args, send_policy=RecentSpeed(), make_worker=oracle_worker)
-    return run_node("decode", args, receive_policy=GrantWhenRoom(), make_worker=oracle_worker)
+        return run_node("prefill", args, NodeParts(send_policy=RecentSpeed(), make_worker=oracle_worker))
+    return run_node("decode", args, NodeParts(receive_policy=GrantWhenRoom(), make_worker=oracle_worker))
 
 
 if __name__ == "__main__":

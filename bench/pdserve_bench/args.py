@@ -162,6 +162,7 @@ def _add_kernels(benchmarks: Any) -> None:
         help="a Hugging Face folder, a GGUF file, or smollm2, the demo model (default: %(default)s)",
     )
     add("--dtype", choices=["bfloat16", "float32"], default="bfloat16", help="default: %(default)s")
+    add("--kv-cache-dtype", choices=["auto", "int8", "fp8"], default="auto", help="default: %(default)s, as --dtype")
     add("--backend", default="auto", metavar="NAME", help="backend that is measured (default: %(default)s)")
     add(
         "--baseline",

@@ -70,7 +70,7 @@ class _Model:
         )
         self.num_blocks = -(-num_tokens // BLOCK)
         self.kv_bytes = kv_memory.allocate(2 * self.num_blocks, self.layout)
-        self._kv_cache = kv_memory.as_tensor(self.kv_bytes, self.layout)
+        self._kv_cache = kv_memory.as_tensor(torch.from_numpy(self.kv_bytes), self.layout)
 
     def argmax(self, token_ids: Sequence[int], start: int, first_block: int, *, all_rows: bool = True) -> list[int]:
         """The most probable next token after each of ``token_ids``, the first of which is at position ``start``.

@@ -51,6 +51,7 @@ _COMMON_FLAGS = (
     ("--max-num-seqs", "N", "requests that a node runs at the same time"),
     ("--max-num-batched-tokens", "N", "tokens that a node computes in one step; longer prompts go in chunks"),
     ("--block-size", "N", "tokens in a KV block (default: 16)"),
+    ("--kv-cache-dtype", "NAME", "int8 or fp8: a KV cache that holds nearly twice the tokens"),
     ("--kv-cache-memory", "SIZE", "memory for KV of each node, as in 512MiB or 4GiB (default: the node's)"),
 )
 

@@ -89,7 +89,7 @@ def parse_node_args(
         "--dtype",
         choices=["bfloat16", "float32"],
         default="bfloat16",
-        help="of weights and KV cache (default: %(default)s)",
+        help="of weights and what is computed (default: %(default)s)",
     )
     model.add_argument(
         "--quantization",
@@ -123,6 +123,13 @@ def parse_node_args(
         default=None,
         metavar="SIZE",
         help="for example 2GiB; by default a quarter of the free memory, 4 GiB at most; of a GPU 85 %% of what is free",
+    )
+    engine.add_argument(
+        "--kv-cache-dtype",
+        choices=["auto", "int8", "fp8"],
+        default="auto",
+        help="int8 and fp8 hold nearly twice the tokens and lose digits; nodes may differ (default: %(default)s, as "
+        "--dtype)",
     )
     engine.add_argument(
         "--device",

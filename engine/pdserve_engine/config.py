@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pdserve_engine.device import Device
 
 DType = Literal["bfloat16", "float32"]
+CacheDType = Literal["auto", "int8", "fp8"]
+"""How keys and values are cached: in the dtype of everything else, or as 8-bit codes with a scale for each row."""
 
 MIN_LOGITS_ROWS = 128
 
@@ -29,7 +31,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """Size of the KV cache. Exactly one of the two sizes decides.
+    """Size and dtype of the KV cache. Exactly one of the two sizes decides.
 
     Attributes:
         block_size: tokens per block.
@@ -38,6 +40,7 @@ class CacheConfig:
     """
 
     block_size: int = 16
+    dtype: CacheDType = "auto"
     memory_bytes: int | None = None
     num_blocks: int | None = None
     enable_prefix_caching: bool = True
@@ -79,3 +82,8 @@ class EngineConfig:
     num_threads: int | None = None
     device: Device = "cpu"
     enforce_eager: bool = False
+
+    @property
+    def kv_dtype(self) -> str:
+        """Of the KV cache, as KVLayout names it."""
+        return self.model.dtype if self.cache.dtype == "auto" else self.cache.dtype

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 class TorchDeviceCache:
-    """``kv_cache``: contiguous, its first dimension the blocks."""
+    """``blocks_NB``: uint8 [num_blocks, block_bytes], contiguous."""
 
-    def __init__(self, kv_cache: torch.Tensor) -> None:
-        self._blocks_NB = kv_cache.view(kv_cache.shape[0], -1).view(torch.uint8)
+    def __init__(self, blocks_NB: torch.Tensor) -> None:
+        self._blocks_NB = blocks_NB
         self.shape = (self._blocks_NB.shape[0], self._blocks_NB.shape[1])
-        self._on_cuda = kv_cache.device.type == "cuda"
+        self._on_cuda = blocks_NB.device.type == "cuda"
         self.scratch_B: npt.NDArray[np.uint8] = torch.empty(
             self.shape[1], dtype=torch.uint8, pin_memory=self._on_cuda
         ).numpy()
-        self._stream = torch.cuda.Stream(kv_cache.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(blocks_NB.device) if self._on_cuda else None  # type: ignore[no-untyped-call]
 
     def read(self, block: int, into_B: npt.NDArray[np.uint8]) -> None:
         self._copy(torch.from_numpy(into_B), self._blocks_NB[block])

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from pdserve_kernels.quantized_cache import codes_of
+from pdserve_protocol.node import SCALED_KV_DTYPES
 
 from pdserve_engine.errors import NoRoomForCache
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 _DEFAULT_SHARE = 4
 _DEFAULT_LIMIT = 4 << 30
 _DEVICE_SHARE = 0.85
+_CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 def num_blocks(config: CacheConfig, layout: KVLayout, *, device_memory: int | None = None) -> int:
@@ -59,18 +62,19 @@ def allocate(count: int, layout: KVLayout) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mapping, dtype=np.uint8).reshape(count, layout.block_bytes)
 
 
-def as_tensor(kv_bytes: npt.NDArray[np.uint8], layout: KVLayout) -> torch.Tensor:
-    """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim]."""
-    return torch.from_numpy(kv_bytes).view(getattr(torch, layout.dtype)).view(_shape(-1, layout))
-
-
 def allocate_on(device: torch.device, count: int, layout: KVLayout) -> torch.Tensor:
-    """Zeros [num_blocks, kv_heads, layers, 2, block_size, head_dim] on a GPU."""
-    return torch.zeros(_shape(count, layout), dtype=getattr(torch, layout.dtype), device=device)
+    """Zeroed bytes [count, block_bytes] on a GPU."""
+    return torch.zeros(count, layout.block_bytes, dtype=torch.uint8, device=device)
 
 
-def _shape(count: int, layout: KVLayout) -> tuple[int, ...]:
-    return (count, layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
+def as_tensor(blocks_NB: torch.Tensor, layout: KVLayout) -> torch.Tensor:
+    """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim]; see kernels' quantized_cache.py where
+    the layout has scales.
+    """
+    shape = (layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
+    if layout.dtype in SCALED_KV_DTYPES:
+        return codes_of(blocks_NB, _CODES[layout.dtype], shape)
+    return blocks_NB.view(getattr(torch, layout.dtype)).view(-1, *shape)
 
 
 def free_memory() -> int:

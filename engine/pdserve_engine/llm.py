@@ -20,7 +20,7 @@ from pdserve_text.files import load_tokenizer_files
 from pdserve_text.tokenizer import Tokenizer
 from tqdm import tqdm
 
-from pdserve_engine.config import CacheConfig, DType, EngineConfig, ModelConfig, SchedulerConfig
+from pdserve_engine.config import CacheConfig, CacheDType, DType, EngineConfig, ModelConfig, SchedulerConfig
 from pdserve_engine.errors import GenerationFailed
 from pdserve_engine.request import RequestEvent
 from pdserve_engine.weights import resolve_model
@@ -76,6 +76,7 @@ class LLM:
 
     Args:
         model: a Hugging Face folder, a GGUF file, or the name of the demo model.
+        kv_cache_dtype: int8 and fp8 hold nearly twice the tokens and lose digits; auto caches in ``dtype``.
         kv_cache_memory: bytes; by default a quarter of free memory, 4 GiB at most.
         threads: compute threads; by default one per core.
         quantization: int8 keeps the weights of the layers in 8 bits (CPUs).
@@ -94,6 +95,7 @@ class LLM:
         quantization: Quantization | None = None,
         max_model_len: int | None = None,
         block_size: int = 16,
+        kv_cache_dtype: CacheDType = "auto",
         kv_cache_memory: int | None = None,
         enable_prefix_caching: bool = True,
         max_num_seqs: int = 64,
@@ -109,7 +111,10 @@ class LLM:
         config = EngineConfig(
             model=ModelConfig(path=folder, dtype=dtype, quantization=quantization, max_model_len=max_model_len),
             cache=CacheConfig(
-                block_size=block_size, memory_bytes=kv_cache_memory, enable_prefix_caching=enable_prefix_caching
+                block_size=block_size,
+                dtype=kv_cache_dtype,
+                memory_bytes=kv_cache_memory,
+                enable_prefix_caching=enable_prefix_caching,
             ),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             num_threads=threads,

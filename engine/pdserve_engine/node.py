@@ -129,7 +129,9 @@ def _build(role: Role, args: argparse.Namespace, parts: NodeParts) -> EngineCore
                     quantization=args.quantization,
                     max_model_len=args.max_model_len,
                 ),
-                cache=CacheConfig(block_size=args.block_size, memory_bytes=args.kv_cache_memory),
+                cache=CacheConfig(
+                    block_size=args.block_size, dtype=args.kv_cache_dtype, memory_bytes=args.kv_cache_memory
+                ),
                 scheduler=SchedulerConfig(
                     max_num_seqs=args.max_num_seqs,
                     max_num_batched_tokens=args.max_num_batched_tokens,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from pdserve_kernels.errors import KernelError
 from pdserve_kernels.select import select_backend
-from pdserve_protocol.node import KVLayout
+from pdserve_protocol.node import KVLayout, kv_block_bytes
 from pdserve_text.errors import TokenizerFilesError
 from pdserve_text.files import TOKENIZER, folder_end_token_ids, load_tokenizer_files
 from pdserve_text.grammar import GrammarCompiler
@@ -48,7 +48,8 @@ class Worker:
     Attributes:
         layout: of one KV block.
         num_blocks: blocks of the KV cache.
-        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], contiguous and page-aligned, on the device.
+        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], page-aligned, on the device; contiguous, or
+            codes with their scales between the blocks.
         weight_bytes: of the weights as they were loaded, in the host's memory.
         model_id: hash of configuration and weights.
         numerics: fingerprint of what decides the bits of a result beside the model.
@@ -77,22 +78,24 @@ class Worker:
         self.weight_bytes = sum(tensor.nbytes for tensor in weights.values()) if device.type == "cpu" else 0
         model = Decoder(model_config, weights, kernels, self.max_model_len)
         self.model_id = model_id(folder)
-        self.numerics = kernels.fingerprint(dtype)
+        kv_dtype = config.kv_dtype
+        self.numerics = kernels.fingerprint(dtype) + (f"/kv-{kv_dtype}" if kv_dtype != config.model.dtype else "")
         self.vocab_size = model_config.vocab_size
         self.end_token_ids = tuple(sorted(folder_end_token_ids(folder)))
         self.grammars = _grammars(folder, self.end_token_ids, self.vocab_size)
-        self.layout = _layout(model_config, block_size, config.model.dtype)
+        self.layout = block_layout(model_config, block_size, kv_dtype)
         on_cuda = device.type == "cuda"
         self.num_blocks = kv_memory.num_blocks(
             config.cache, self.layout, device_memory=free_device_memory(device) if on_cuda else None
         )
         if on_cuda:
-            self.kv_cache = kv_memory.allocate_on(device, self.num_blocks, self.layout)
-            self._kv_bytes: Cache = TorchDeviceCache(self.kv_cache)
+            blocks_NB = kv_memory.allocate_on(device, self.num_blocks, self.layout)
+            self._kv_bytes: Cache = TorchDeviceCache(blocks_NB)
         else:
             kv_bytes = kv_memory.allocate(self.num_blocks, self.layout)
-            self.kv_cache = kv_memory.as_tensor(kv_bytes, self.layout)
+            blocks_NB = torch.from_numpy(kv_bytes)
             self._kv_bytes = kv_bytes
+        self.kv_cache = kv_memory.as_tensor(blocks_NB, self.layout)
         scheduler = config.scheduler
         self._runner = ModelRunner(
             DeviceModel(
@@ -144,18 +147,20 @@ def _select(name: str, config: EngineConfig, device_type: str, dtype: torch.dtyp
             block_size=config.cache.block_size,
             dtype=dtype,
             quantization=config.model.quantization,
+            quantized_cache=config.kv_dtype != config.model.dtype,
         )
     except KernelError as error:
         raise NoKernels(str(error)) from error
 
 
-def _layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
-    numbers = model.num_kv_heads * model.num_layers * 2 * block_size * model.head_dim
+def block_layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
+    """Of the blocks of a model's cache."""
+    num_rows = model.num_kv_heads * model.num_layers * 2 * block_size
     return KVLayout(
         block_size=block_size,
         num_layers=model.num_layers,
         num_kv_heads=model.num_kv_heads,
         head_dim=model.head_dim,
         dtype=dtype,
-        block_bytes=numbers * getattr(torch, dtype).itemsize,
+        block_bytes=kv_block_bytes(num_rows, model.head_dim, dtype),
     )

@@ -12,6 +12,7 @@ scheduling or sockets, and imports no other room.
     flash_attn/        the same with attention by the flash_attn package
     sampling.py        from logits to tokens
     kv_blocks.py       bytes of KV blocks: digest, copy, rows from one layout to another; in numpy: kv_blocks_reference
+    quantized_cache.py a KV cache of 8-bit codes as a tensor
     digest.py          a digest that GPUs can compute
     errors.py          the error tree
 """

@@ -18,7 +18,9 @@ Letters in shapes:
 
 The KV cache is one contiguous tensor [B, G, L, 2, S, D], keys at index 0 and values at index 1, so that a block of all
 layers, and a shard of its heads, is one run of memory. Token p of a request lies in block ``block_table[p // S]`` at
-offset ``p % S``.
+offset ``p % S``. A quantized cache holds codes, int8 or float8_e4m3fn, and has its scales between the blocks
+(quantized_cache.py): keys and values are rounded as they are written, and attention sees what the codes say, rounded to
+the dtype of the queries.
 
 All operations run on the device of their arguments and return tensors of the dtype of ``x`` unless they say otherwise.
 Sums are accumulated in float32 at least.

@@ -32,8 +32,10 @@ def convert(
     """Rows [heads, layers, K|V, tokens] from one block to another."""
     source_codes, source_scales = _views(source, extents, source_B, source_token)
     target_codes, target_scales = _views(target, extents, target_B, target_token)
-    if source.number == target.number and source_scales is None:
+    if source.number == target.number:
         target_codes[:] = source_codes
+        if source_scales is not None and target_scales is not None:
+            target_scales[:] = source_scales
         return
     values = _load(source_codes, source.number)
     if source_scales is not None:

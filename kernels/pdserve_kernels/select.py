@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pdserve_kernels import cpu, flash_attn, triton_gpu
-from pdserve_kernels.errors import NoQuantization, NotBuilt, NoTriton, UnknownBackend
+from pdserve_kernels.errors import NoFlashAttn, NoQuantization, NotBuilt, NoTriton, UnknownBackend
 from pdserve_kernels.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
@@ -82,6 +82,13 @@ def _with_int8(name: str, device_type: str, dtype: torch.dtype | None) -> Backen
     return _cpu(int8=True)
 
 
+def _check_quantized_cache(name: str, device_type: str, dtype: torch.dtype | None) -> None:
+    if name == "flash_attn":
+        raise NoFlashAttn("it reads no KV cache of int8 or fp8")
+    if str(dtype) == "torch.float32" and (name == "triton" or (name == "auto" and device_type == "cuda")):
+        raise NoTriton("with float32 they read no KV cache of int8 or fp8")
+
+
 def select_backend(
     name: str = "auto",
     *,
@@ -89,11 +96,13 @@ def select_backend(
     block_size: int = 16,
     dtype: torch.dtype | None = None,
     quantization: Quantization | None = None,
+    quantized_cache: bool = False,
 ) -> Backend:
     """The backend of this name.
 
     Args:
         quantization: ``int8`` keeps the weights of the layers as 8-bit whole numbers with a scale for each output.
+        quantized_cache: the KV cache will hold 8-bit codes, which flash_attn cannot read.
 
     ``auto`` on a CPU is the C kernels, or torch where they are not installed; on a GPU ("cuda") it is flash_attn where
     that is installed and takes these blocks, else Triton, or torch where Triton is not installed.
@@ -104,8 +113,10 @@ def select_backend(
     """
     if name not in _BACKENDS:
         raise UnknownBackend(name, sorted(_BACKENDS))
+    if quantized_cache:
+        _check_quantized_cache(name, device_type, dtype)
     if quantization is not None:
         return _with_int8(name, device_type, dtype)
     if name == "auto" and device_type == "cuda":
-        return _auto_on_gpu(block_size, dtype)
+        return _auto_on_gpu(block_size, None if quantized_cache else dtype)
     return _BACKENDS[name]()

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from pdserve_kernels.operations import DecoderOfOperations
+from pdserve_kernels.quantized_cache import dequantize, is_quantized, quantize, scales_of
 
 if TYPE_CHECKING:
     from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights
@@ -36,6 +37,7 @@ class _Request:
     start: int
     end: int
     seq_len: int
+    blocks_P: torch.Tensor
     rows: torch.Tensor
     causal: bool
     mask: torch.Tensor | None
@@ -43,6 +45,8 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
+    """``cache_rows``: see _Request; ``scales``: [B, G, L, 2, S]. One of the two is None."""
+
     spec: AttentionSpec
     requests: list[_Request]
     cos_T1D: torch.Tensor
@@ -50,7 +54,29 @@ class _Plan:
     block_T: torch.Tensor
     offset_T: torch.Tensor
     kv_cache: torch.Tensor
-    cache_rows: torch.Tensor
+    cache_rows: torch.Tensor | None
+    scales: torch.Tensor | None
+
+    def write(self, layer: int, side: int, rows_TGD: torch.Tensor) -> None:
+        """Keys (side 0) or values (1) of the step into the cache."""
+        if self.scales is None:
+            self.kv_cache[:, :, layer, side][self.block_T, :, self.offset_T] = rows_TGD
+            return
+        codes_TGD, scales_TG = quantize(rows_TGD, self.kv_cache.dtype)
+        # Torch has no indexing of float8.
+        self.kv_cache.view(torch.uint8)[:, :, layer, side][self.block_T, :, self.offset_T] = codes_TGD.view(torch.uint8)
+        self.scales[:, :, layer, side][self.block_T, :, self.offset_T] = scales_TG
+
+    def read(self, layer: int, side: int, request: _Request, dtype: torch.dtype) -> torch.Tensor:
+        """A request's keys or values, [1, G, N, D]."""
+        shape = (1, self.spec.num_kv_heads, -1, self.spec.head_dim)
+        if self.scales is None:
+            assert self.cache_rows is not None, "a plain cache has rows"
+            rows = self.cache_rows[2 * layer + side :].index_select(0, request.rows)
+        else:
+            codes = self.kv_cache.view(torch.uint8)[request.blocks_P, :, layer, side].view(self.kv_cache.dtype)
+            rows = dequantize(codes, self.scales[request.blocks_P, :, layer, side], dtype).transpose(0, 1)
+        return rows.reshape(shape)[:, :, : request.seq_len]
 
 
 class TorchBackend:
@@ -113,15 +139,17 @@ class TorchBackend:
         positions_T = metadata.positions_T
         slots_T = metadata.slots_T.long()
         heads_G1 = torch.arange(kv_heads, device=kv_cache.device).unsqueeze(1)
-        rows_RGP = (metadata.block_tables_RP.long().unsqueeze(1) * kv_heads + heads_G1) * (layers * 2)
+        tables_RP = metadata.block_tables_RP.long()
+        rows_RGP = (tables_RP.unsqueeze(1) * kv_heads + heads_G1) * (layers * 2)
         requests = []
         start = 0
         for index, (query_len, seq_len) in enumerate(zip(metadata.query_lens, metadata.seq_lens, strict=True)):
             num_blocks = -(-seq_len // block_size)
             rows = rows_RGP[index, :, :num_blocks].reshape(-1)
-            mask = _mask(query_len, seq_len, spec.sliding_window, kv_cache)
+            mask = _mask(query_len, seq_len, spec.sliding_window, kv_cache.device)
             causal = mask is None and query_len > 1
-            requests.append(_Request(start, start + query_len, seq_len, rows, causal, mask))
+            blocks_P = tables_RP[index, :num_blocks]
+            requests.append(_Request(start, start + query_len, seq_len, blocks_P, rows, causal, mask))
             start += query_len
         return _Plan(
             spec=spec,
@@ -131,7 +159,8 @@ class TorchBackend:
             block_T=slots_T // block_size,
             offset_T=slots_T % block_size,
             kv_cache=kv_cache,
-            cache_rows=kv_cache.view(-1, block_size * head_dim),
+            cache_rows=None if is_quantized(kv_cache) else kv_cache.view(-1, block_size * head_dim),
+            scales=scales_of(kv_cache) if is_quantized(kv_cache) else None,
         )
 
     def rope_and_write_kv(
@@ -153,25 +182,21 @@ class TorchBackend:
         first, second = qk_TXD.float().chunk(2, dim=-1)
         cos, sin = plan.cos_T1D, plan.sin_T1D
         rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(qkv.dtype)
-        plan.kv_cache[:, :, layer, 0][plan.block_T, :, plan.offset_T] = rotated[:, heads:]
-        plan.kv_cache[:, :, layer, 1][plan.block_T, :, plan.offset_T] = qkv_TXD[:, heads + kv_heads :]
+        plan.write(layer, 0, rotated[:, heads:])
+        plan.write(layer, 1, qkv_TXD[:, heads + kv_heads :])
         return rotated[:, :heads]
 
     def paged_attention(self, q_THD: torch.Tensor, layer: int, plan: _Plan) -> torch.Tensor:
         spec = plan.spec
         num_tokens = q_THD.shape[0]
-        keys = plan.cache_rows[2 * layer :]
-        values = plan.cache_rows[2 * layer + 1 :]
-        kv_shape = (1, spec.num_kv_heads, -1, spec.head_dim)
         out_THD = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=q_THD.dtype, device=q_THD.device)
         for request in plan.requests:
-            k_1GND = keys.index_select(0, request.rows).view(kv_shape)[:, :, : request.seq_len]
-            v_1GND = values.index_select(0, request.rows).view(kv_shape)[:, :, : request.seq_len]
+            k_1GND, v_1GND = (plan.read(layer, side, request, q_THD.dtype) for side in (0, 1))
             q = q_THD[request.start : request.end]
+            mask = request.mask.to(q.dtype) if request.mask is not None else None
             if request.end - request.start == 1:
                 # One token: the query heads that share a KV head are the rows of one small matrix.
                 q = q.reshape(1, spec.num_kv_heads, -1, spec.head_dim)
-                mask = request.mask
                 out = F.scaled_dot_product_attention(q, k_1GND, v_1GND, attn_mask=mask, scale=spec.scale)
                 out_THD[request.start] = out.view(spec.num_heads, spec.head_dim)
                 continue
@@ -179,7 +204,7 @@ class TorchBackend:
                 q.transpose(0, 1).unsqueeze(0),
                 k_1GND,
                 v_1GND,
-                attn_mask=request.mask,
+                attn_mask=mask,
                 is_causal=request.causal,
                 scale=spec.scale,
                 enable_gqa=True,
@@ -188,15 +213,15 @@ class TorchBackend:
         return out_THD.view(num_tokens, -1)
 
 
-def _mask(query_len: int, seq_len: int, window: int | None, like: torch.Tensor) -> torch.Tensor | None:
+def _mask(query_len: int, seq_len: int, window: int | None, device: torch.device) -> torch.Tensor | None:
     """What is added to the scores [query_len, seq_len]; None where torch's own causal order says the same."""
     sees_all_before = window is None or window >= seq_len
     if sees_all_before and query_len in (1, seq_len):
         return None
-    query = torch.arange(seq_len - query_len, seq_len, device=like.device).unsqueeze(1)
-    key = torch.arange(seq_len, device=like.device).unsqueeze(0)
+    query = torch.arange(seq_len - query_len, seq_len, device=device).unsqueeze(1)
+    key = torch.arange(seq_len, device=device).unsqueeze(0)
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
-    mask = torch.zeros(query_len, seq_len, dtype=like.dtype, device=like.device)
+    mask = torch.zeros(query_len, seq_len, device=device)
     return mask.masked_fill_(hidden, float("-inf"))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdserve_kernels.kv_blocks import Number, Rows
+from pdserve_protocol.node import kv_block_bytes
 
 if TYPE_CHECKING:
     from pdserve_protocol.node import KVLayout, NodeIdentity
@@ -78,7 +79,7 @@ class Wire:
     @property
     def name(self) -> str:
         """For operators and for names of blocks."""
-        return next(name for name, number in NUMBERS.items() if number == self.number)
+        return _name_of(self.number)
 
 
 def agree(sender: NodeIdentity, receiver: NodeIdentity) -> Wire:
@@ -101,12 +102,11 @@ def rows_of(layout: KVLayout, number: Number) -> Rows:
         axis: math.prod(sizes[inner] for inner in layout.order[index + 1 : -1])
         for index, axis in enumerate(layout.order[:-1])
     }
-    values_bytes = num_rows(layout) * layout.head_dim * number.size
     return Rows(
         number=number,
         dim=layout.head_dim,
         strides=(strides["G"], strides["L"], strides["2"], strides["S"]),
-        scales_at=_scales_at(values_bytes) if number.scaled else None,
+        scales_at=block_bytes(layout, number) - 4 * num_rows(layout) if number.scaled else None,
     )
 
 
@@ -117,10 +117,8 @@ def num_rows(layout: KVLayout) -> int:
 
 def block_bytes(layout: KVLayout, number: Number) -> int:
     """Bytes of a block of this layout, its numbers stored as ``number``, with their scales."""
-    values_bytes = num_rows(layout) * layout.head_dim * number.size
-    return _scales_at(values_bytes) + 4 * num_rows(layout) if number.scaled else values_bytes
+    return kv_block_bytes(num_rows(layout), layout.head_dim, _name_of(number))
 
 
-def _scales_at(values_bytes: int) -> int:
-    """Float32 numbers begin at a multiple of four."""
-    return -(-values_bytes // 4) * 4
+def _name_of(number: Number) -> str:
+    return next(name for name, known in NUMBERS.items() if known == number)

@@ -10,14 +10,25 @@ from pdserve_protocol.codec import PROTOCOL_VERSION, Message, Record
 Role = Literal["prefill", "decode"]
 
 
-KV_ITEM_BYTES = {"bfloat16": 2, "float32": 4}
+KV_ITEM_BYTES = {"bfloat16": 2, "float32": 4, "int8": 1, "fp8": 1}
+SCALED_KV_DTYPES = {"int8", "fp8"}
+"""Codes of 8 bits, fp8 being e4m3: each row of head_dim of them has a float32 scale, and a number is code * scale."""
+
 MAX_HEAD_DIM = 1024
+
+
+def kv_block_bytes(num_rows: int, head_dim: int, dtype: str) -> int:
+    """Bytes of ``num_rows`` rows; where they have scales, these follow from a multiple of four bytes on."""
+    values_bytes = num_rows * head_dim * KV_ITEM_BYTES[dtype]
+    return -(-values_bytes // 4) * 4 + 4 * num_rows if dtype in SCALED_KV_DTYPES else values_bytes
 
 
 class KVLayout(Record, frozen=True):
     """Shape of one KV block, one contiguous run.
 
     Attributes:
+        dtype: of KV_ITEM_BYTES.
+        block_bytes: as ``kv_block_bytes`` has it.
         order: of its axes, the outermost first: G KV heads, L layers, 2 K|V, S tokens, D dimension, which is last.
     """
 
@@ -38,7 +49,7 @@ class KVLayout(Record, frozen=True):
             return f"unknown dtype {self.dtype}"
         if sorted(self.order) != sorted("GL2SD") or not self.order.endswith("D"):
             return f"unknown order {self.order}"
-        if self.block_bytes != 2 * math.prod(sizes) * KV_ITEM_BYTES[self.dtype]:
+        if self.block_bytes != kv_block_bytes(2 * math.prod(sizes[:3]), self.head_dim, self.dtype):
             return f"{self.block_bytes} bytes are not {self}"
         return None
 

@@ -36,7 +36,16 @@ FLAGS = {
         *("--kv-connector", "--label", "--json"),
     },
     "kernels": {
-        *("--model", "--dtype", "--backend", "--baseline", "--threads", "--batch-sizes", "--context"),
+        *(
+            "--model",
+            "--dtype",
+            "--kv-cache-dtype",
+            "--backend",
+            "--baseline",
+            "--threads",
+            "--batch-sizes",
+            "--context",
+        ),
         *("--prefill-lens", "--repetitions", "--label", "--json", "--plot"),
     },
 }

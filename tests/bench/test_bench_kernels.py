@@ -39,6 +39,7 @@ def _bench(folder: Path, **fields: Any) -> KernelsBench:
     values: dict[str, Any] = {
         "model": str(folder),
         "dtype": "bfloat16",
+        "kv_cache_dtype": "auto",
         "backend": "torch",
         "baseline": None,
         "threads": 1,
@@ -111,6 +112,15 @@ def test_steps_have_the_context_that_was_asked_for(folder: Path) -> None:
     assert set(lens["prefill 40"]) == {40}
     for name in ("decode 1", "decode 3"):
         assert sum(lens[name]) / len(lens[name]) == pytest.approx(20, abs=2)
+
+
+def test_a_cache_of_codes_counts_as_what_it_is(folder: Path) -> None:
+    driver = Driver(_bench(folder, kv_cache_dtype="int8"), folder, "torch", 1, Random(0))
+    assert driver.kv_itemsize == (16 + 4) / 16
+    assert driver.worker.layout.dtype == "int8"
+    costs = [step_cost(driver.model_config, 2, [1], [1000], kv) for kv in (None, driver.kv_itemsize)]
+    assert costs[0].num_bytes - costs[1].num_bytes == 0.75 * 1000 * 2 * 2 * 2 * 16
+    driver.step(scenarios(_bench(folder))[1])
 
 
 @pytest.mark.parametrize("timed", [False, True])

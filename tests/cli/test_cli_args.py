@@ -16,6 +16,7 @@ FLAGS = {
     "serve": {
         *("--model", "--prefill", "--decode", "--host", "--port", "--served-model-name", "--dtype", "--max-model-len"),
         *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--cluster-key"),
+        "--kv-cache-dtype",
         *("--request-timeout", "--drain-timeout", "--log-level", "--quantization"),
         "--local-prefill",
     },

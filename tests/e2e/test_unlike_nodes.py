@@ -112,10 +112,24 @@ def test_a_lossy_wire_says_so_and_its_blocks_serve_nobody_else(model: str, tmp_p
 
 
 def test_dtypes_may_differ(model: str, tmp_path: Path) -> None:
-    with unlike(model, tmp_path, decode=["--dtype", "bfloat16"]) as (pair, _):
+    both = ["--dtype", "bfloat16"]
+    with unlike(model, tmp_path, decode=["--kv-cache-dtype", "int8"], both=both) as (pair, _):
         _, proof = ask(pair, prompt(33))
         assert (proof["mode"], proof["exact"], proof["blocks_moved"]) == ("disaggregated", False, 3)
         assert proof["tokens_recomputed"] == 0
+
+
+def test_a_cache_of_codes_on_both_sides(model: str, tmp_path: Path) -> None:
+    """The decode node alone says what the pair says, token for token; blocks travel as they are, here between sizes."""
+    both = ["--dtype", "bfloat16", "--kv-cache-dtype", "int8", "--kv-connector", "tcp", "--kv-encrypt"]
+    with unlike(model, tmp_path, prefill=["--block-size", "32"], both=both, env=KEY) as (pair, alone):
+        for length in (1, 33, 100):
+            expected, _ = ask(alone, prompt(length), cache_salt="alone")
+            tokens, proof = ask(pair, prompt(length), cache_salt=f"{length}")
+            assert tokens == expected
+            assert (proof["mode"], proof["exact"], proof["tokens_recomputed"]) == ("disaggregated", True, 0)
+            # Of 32 tokens, 2 layers, 2 heads, K and V: 16 codes and a scale.
+            assert proof["bytes_moved"] == proof["blocks_moved"] * 32 * 2 * 2 * 2 * (16 + 4)
 
 
 def test_a_seal_takes_a_cluster_key(model: str) -> None:

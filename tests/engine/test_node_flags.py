@@ -10,6 +10,7 @@ from support.command_lines import parse_command
 FLAGS = {
     *("--version", "--model", "--served-model-name", "--dtype", "--quantization", "--max-model-len", "--device"),
     *("--max-num-seqs", "--max-num-batched-tokens", "--block-size", "--kv-cache-memory", "--threads"),
+    "--kv-cache-dtype",
     *("--enforce-eager", "--host", "--port", "--advertise-host", "--cluster-key", "--insecure"),
     *("--kv-trusted-network", "--kv-connector", "--kv-wire-dtype", "--kv-encrypt", "--kv-digest"),
     *("--drain-timeout", "--log-level"),

@@ -164,7 +164,7 @@ def test_tokens_and_cache_are_those_of_the_plain_worker(tmp_path):
 
 def test_the_bytes_of_a_cache_on_a_device():
     cache = torch.arange(3 * 8, dtype=torch.float32).view(3, 2, 1, 2, 1, 2)
-    device_cache = TorchDeviceCache(cache)
+    device_cache = TorchDeviceCache(cache.view(3, -1).view(torch.uint8))
     assert device_cache.shape == (3, 32)
     data = np.empty(32, dtype=np.uint8)
     device_cache.read(1, data)

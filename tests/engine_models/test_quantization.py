@@ -1,4 +1,4 @@
-"""Weights in 8 bits: who can compute with them, and how near they are to bfloat16."""
+"""Weights in 8 bits: who can compute with them, and how near they, and KV in 8 bits, are to bfloat16."""
 
 from __future__ import annotations
 
@@ -15,18 +15,7 @@ from pdserve_text.files import load_tokenizer_files
 from pdserve_text.tokenizer import Tokenizer
 from support.driver import all_logits
 from support.models import tiny_model
-
-TEXT = """The lighthouse keeper had counted ships for thirty years. Every evening he climbed the stairs, lit the lamp
-and wrote down what passed: the name of the vessel if he could read it, its direction, the weather. Nobody had
-ever asked for these notes. When the harbour was closed and the last ferry had gone, a young woman came from
-the university and wanted to know how often fog had kept the fishing boats at home. He brought her the first
-of forty books. It took them a whole winter to copy the figures into tables, and in spring they knew something
-that no one had known before: the fog had moved. It came earlier each year, by about a day and a half, and it
-stayed longer. Water in the bay had become warmer, she explained, and warm air over cold currents turns into
-fog. The boats that once waited a week in March now waited two in February. In a computer program the same
-question would take a few seconds. First, read the file line by line. Then split each line at the comma,
-convert the second field to a number, and add it to the sum for its month. Finally, divide by the number of
-years and print the result. The keeper looked at the curve on the screen for a long time."""
+from support.texts import ENGLISH
 
 
 def worker(folder, dtype, backend):
@@ -62,11 +51,18 @@ def test_numerics_say_so(tmp_path):
 @pytest.mark.skipif(not cpu.is_built(), reason="the C kernels are not built")
 def test_quality_on_the_demo_model():
     folder = resolve_model("smollm2")
-    ids = Tokenizer.from_files(load_tokenizer_files(folder)).encode(TEXT, add_special_tokens=True)
-    exact, int8 = (all_logits(folder, "bfloat16", ids, quantization=q) for q in (None, "int8"))
-    agreement = (exact.argmax(-1) == int8.argmax(-1)).double().mean().item()
+    ids = Tokenizer.from_files(load_tokenizer_files(folder)).encode(ENGLISH, add_special_tokens=True)
     target = torch.tensor(ids[1:])
-    losses = [torch.nn.functional.cross_entropy(x[:-1], target).item() for x in (exact, int8)]
-    print(f"{len(ids)} tokens: the same next token for {agreement:.1%}, loss {losses[0]:.4f} and {losses[1]:.4f}")
-    assert 0.9 < agreement < 1
-    assert losses[1] - losses[0] < 0.05
+
+    def logits_and_loss(**what):
+        logits = all_logits(folder, "bfloat16", ids, **what)
+        return logits, torch.nn.functional.cross_entropy(logits[:-1], target).item()
+
+    exact, loss = logits_and_loss()
+    print(f"bfloat16: loss {loss:.4f} over {len(ids)} tokens")
+    for what in ({"quantization": "int8"}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}):
+        logits, other = logits_and_loss(**what)
+        agreement = (exact.argmax(-1) == logits.argmax(-1)).double().mean().item()
+        print(f"{what}: the same next token for {agreement:.1%}, loss {other:.4f}")
+        assert 0.9 < agreement < 1
+        assert other - loss < 0.05

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from pdserve_kernels import cpu
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights, LayerWeights
+from pdserve_kernels.quantized_cache import codes_of
 from support.backends import families, make_backend
 
 pytestmark = pytest.mark.skipif(not cpu.is_built(), reason="the C kernels are not built")
@@ -41,7 +42,7 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(family, dtype, inputs)
 class Model:
     """A small decoder with random weights, on one backend; computes requests by hand."""
 
-    def __init__(self, family: str, dtype: torch.dtype, window: int | None) -> None:
+    def __init__(self, family: str, dtype: torch.dtype, window: int | None, codes: torch.dtype | None = None) -> None:
         backend = make_backend(f"cpu-{family}")
         seeds = iter(range(1000))
 
@@ -79,12 +80,17 @@ class Model:
         self.backend = backend
         self.forward = backend.decoder(weights, spec)
         self.dtype = dtype
+        self.codes = codes
 
     def run(
         self, prompts: list[list[int]], steps: list[list[tuple[int, int]]], blocks: list[int]
     ) -> list[torch.Tensor]:
         """Logits [len(prompt), V] of each prompt; a step is a list of (prompt, tokens to compute), in batch order."""
-        kv_cache = torch.full((len(blocks), KV_HEADS, LAYERS, 2, BLOCK, DIM), float("nan"), dtype=self.dtype)
+        shape = (KV_HEADS, LAYERS, 2, BLOCK, DIM)
+        kv_cache = torch.full((len(blocks), *shape), float("nan"), dtype=self.dtype)
+        if self.codes is not None:
+            bytes_NB = torch.full((len(blocks), KV_HEADS * LAYERS * 2 * BLOCK * (DIM + 4)), 255, dtype=torch.uint8)
+            kv_cache = codes_of(bytes_NB, self.codes, shape)
         tables, free = [], list(blocks)
         for prompt in prompts:
             tables.append([free.pop() for _ in range(-(-len(prompt) // BLOCK))])
@@ -124,7 +130,11 @@ PROMPTS = [[(7 * i * i + 3 * i + seed) % VOCAB for i in range(length)] for seed,
 NUM_BLOCKS = 24
 
 
-@pytest.fixture(scope="module", params=[(f, d, w) for f in families() for d in DTYPES for w in (None, 50)], ids=str)
+KINDS = [(f, d, w) for f in families() for d in DTYPES for w in (None, 50)]
+KINDS += [(f, torch.bfloat16, None, codes) for f in families() for codes in (torch.int8, torch.float8_e4m3fn)]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=str)
 def model_and_alone(request):
     """A model, and the logits of each prompt when it is computed whole and alone."""
     model = Model(*request.param)

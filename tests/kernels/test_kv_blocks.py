@@ -89,6 +89,32 @@ def test_c_converts_as_numpy_does(
         assert np.array_equal(back.reshape(shape)[:, :, :, where], block.reshape(shape)[:, :, :, where])
 
 
+@pytest.mark.parametrize("number", [Number.INT8, Number.FP8])
+@pytest.mark.parametrize("run", [(0, 0, TOKENS), (2, 5, 3)])
+def test_codes_are_copied_with_their_scales(
+    number: Number, run: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = rows(number), rows(number, TOKEN_MAJOR)
+    block = np.random.default_rng(3).integers(0, 256, ROWS * (DIM + 4), dtype=np.uint8)
+    first, to, count = run
+    results = []
+    for native in (True, False):
+        if not native:
+            monkeypatch.setattr(kv_blocks, "_native", None)
+        there, back = np.zeros_like(block), np.zeros_like(block)
+        Conversion(source, target, EXTENTS).run(block, there, first, to, count)
+        Conversion(target, source, EXTENTS).run(there, back, to, first, count)
+        for data, width in ((block[: ROWS * DIM], DIM), (block[ROWS * DIM :], 4)):
+            where = slice(0, ROWS * DIM) if width == DIM else slice(ROWS * DIM, None)
+            shape = (HEADS, LAYERS, 2, TOKENS, width)
+            found = back[where].reshape(shape)
+            assert np.array_equal(
+                found[..., first : first + count, :], data.reshape(shape)[..., first : first + count, :]
+            )
+        results.append(there)
+    assert np.array_equal(*results)
+
+
 @pytest.mark.parametrize(("number", "error"), [(Number.INT8, 1 / 253), (Number.FP8, 1 / 16)])
 def test_quantized_rows_are_close(number: Number, error: float) -> None:
     source, target = rows(Number.F32), rows(number)

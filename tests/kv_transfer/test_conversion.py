@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from pdserve_kernels import kv_blocks_reference as reference
+from pdserve_kernels.kv_blocks import Conversion
 from pdserve_kv_transfer.codec import Lander, Packer
 from pdserve_kv_transfer.spans import copy_runs, positions_to_send
 from pdserve_kv_transfer.wire import Wire, agree
-from pdserve_protocol.node import KVLayout, mismatch
+from pdserve_protocol.node import SCALED_KV_DTYPES, KVLayout, kv_block_bytes, mismatch
 from support.handoff_world import identity
 
 HEADS, LAYERS, DIM = 2, 3, 8
@@ -20,14 +21,13 @@ SECRET = "secret"
 
 
 def layout(block_size: int = 16, dtype: str = "float32", order: str = HND) -> KVLayout:
-    item = 2 if dtype == "bfloat16" else 4
     return KVLayout(
         block_size=block_size,
         num_layers=LAYERS,
         num_kv_heads=HEADS,
         head_dim=DIM,
         dtype=dtype,
-        block_bytes=2 * block_size * LAYERS * HEADS * DIM * item,
+        block_bytes=kv_block_bytes(2 * block_size * LAYERS * HEADS, DIM, dtype),
         order=order,
     )
 
@@ -51,7 +51,12 @@ class Cache:
         sizes = {"G": HEADS, "L": LAYERS, "2": 2, "S": self.layout.block_size, "D": DIM}
         shape = [sizes[axis] for axis in self.layout.order]
         raw = self.blocks[table]
-        if self.layout.dtype == "bfloat16":
+        if self.has_scales:
+            num_codes = 2 * self.layout.block_size * LAYERS * HEADS * DIM
+            codes, scales = raw[:, :num_codes], raw[:, num_codes:].copy().view(np.float32)
+            numbers = reference.E4M3_VALUES[codes] if self.layout.dtype == "fp8" else codes.view(np.int8)
+            values = numbers.astype(np.float32).reshape(*scales.shape, DIM) * scales[..., None]
+        elif self.layout.dtype == "bfloat16":
             values = np.left_shift(raw.view(np.uint16).astype(np.uint32), 16).view(np.float32)
         else:
             values = raw.view(np.float32)
@@ -61,11 +66,23 @@ class Cache:
 
     def fill(self, table: list[int], seed: int) -> np.ndarray:
         """Random tokens; returns them as ``tokens`` does."""
+        if self.has_scales:
+            plain = Cache(layout(self.layout.block_size, order=self.layout.order), len(self.blocks))
+            plain.fill(table, seed)
+            to_codes = wire_between(plain.layout, self.layout)
+            conversion = Conversion(to_codes.source_rows, to_codes.target_rows, to_codes.extents)
+            for block in table:
+                conversion.run(plain.blocks[block], self.blocks[block], 0, 0, self.layout.block_size)
+            return self.tokens(table)
         values = np.random.default_rng(seed).standard_normal(self.blocks[table].size // (4 if self.is_f32 else 2))
         values = values.astype(np.float32)
         raw = values.view(np.uint8) if self.is_f32 else reference.to_bf16(values).view(np.uint8)
         self.blocks[table] = raw.reshape(len(table), -1)
         return self.tokens(table)
+
+    @property
+    def has_scales(self) -> bool:
+        return self.layout.dtype in SCALED_KV_DTYPES
 
     @property
     def is_f32(self) -> bool:
@@ -172,6 +189,56 @@ def test_a_lossy_wire_is_close(wire_dtype: str, error: float, orders: tuple[str,
     most = np.abs(sent).max(axis=-1, keepdims=True)
     assert (np.abs(landed - sent) <= most * error).all()
     assert not np.array_equal(landed, sent)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("orders", [(HND, HND), (NHD, HND)])
+@pytest.mark.parametrize("sizes", [(16, 16), (16, 24), (24, 16)])
+@pytest.mark.parametrize("wire_dtype", ["auto", "the same"])
+def test_codes_land_as_they_are(dtype: str, orders: tuple[str, str], sizes: tuple[int, int], wire_dtype: str) -> None:
+    source, target = (Cache(layout(size, dtype, order)) for size, order in zip(sizes, orders, strict=True))
+    wire = wire_between(source.layout, target.layout, dtype if wire_dtype == "the same" else "auto")
+    assert not wire.is_lossy
+    assert not Packer(source.blocks, wire).is_staged
+    sent = source.fill([3, 1], seed=4)
+    send(source, [3, 1], target, [2, 7], wire, 30)
+    assert np.array_equal(target.tokens([2, 7])[:30], sent[:30])
+    if orders[0] == orders[1] and sizes[0] == sizes[1]:
+        assert not wire.is_converted
+        assert np.array_equal(target.blocks[2], source.blocks[3])
+
+
+@pytest.mark.parametrize("dtypes", list(product(["bfloat16", "int8", "fp8"], repeat=2)), ids="-".join)
+@pytest.mark.parametrize("wire_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_unlike_caches_and_wires_are_close(dtypes: tuple[str, str], wire_dtype: str, sealed: bool) -> None:
+    errors = {"bfloat16": 1 / 250, "int8": 1 / 250, "fp8": 1 / 14}
+    source, target = Cache(layout(16, dtypes[0])), Cache(layout(16, dtypes[1]))
+    wire = wire_between(source.layout, target.layout, wire_dtype, sealed=sealed)
+    sent = source.fill([3, 1], seed=4)
+    send(source, [3, 1], target, [2, 7], wire, 32)
+    most = np.abs(sent).max(axis=-1, keepdims=True)
+    assert (np.abs(target.tokens([2, 7]) - sent) <= most * (errors[wire.name] + errors[dtypes[1]])).all()
+    # What is sent as the receiver caches it is copied; what the sender caches so is not packed.
+    assert wire.is_lossy == (wire.name != dtypes[0])
+    assert wire.is_converted == (wire.name != dtypes[1])
+
+
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_layouts_of_codes(dtype: str) -> None:
+    """As many bytes as on the wire, which is 1.88 times the tokens of bfloat16 for the heads of SmolLM2."""
+    rows = 16 * 30 * 3 * 2
+    good = KVLayout(
+        block_size=16, num_layers=30, num_kv_heads=3, head_dim=64, dtype=dtype, block_bytes=rows * 64 + rows * 4
+    )
+    plain = KVLayout(block_size=16, num_layers=30, num_kv_heads=3, head_dim=64, dtype="bfloat16", block_bytes=368640)
+    assert good.fault() is None
+    assert plain.block_bytes / good.block_bytes == pytest.approx(1.88, abs=0.01)
+    assert wire_between(plain, good, dtype).slot_bytes == good.block_bytes
+    for wrong in (rows * 64, plain.block_bytes):
+        values = {name: getattr(good, name) for name in KVLayout.__struct_fields__} | {"block_bytes": wrong}
+        assert "bytes are not" in (KVLayout(**values).fault() or "")
+    assert kv_block_bytes(3, 3, dtype) == 12 + 12, "scales begin at a multiple of four bytes"
 
 
 def test_int8_takes_little_more_than_half_of_bfloat16() -> None:

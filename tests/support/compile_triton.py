@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import torch
 import triton
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec
+from pdserve_kernels.quantized_cache import codes_of
 from pdserve_kernels.triton_gpu import activation, attention, digest, landing, norm, rope
 from triton.backends.compiler import GPUTarget
 
@@ -66,6 +67,11 @@ def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: 
         q_THD = rope.rope_and_write_kv(qkv, cache, 1, metadata, spec, *norms)
     tiles = attention.make_tiles(lens, seq_lens, spec, cache)
     attention.paged_attention(q_THD, cache, 1, metadata, spec, tiles)
+    if dtype == torch.bfloat16:
+        block_bytes = 4 * kv_heads * BLOCK * (dim + 4)
+        codes = codes_of(torch.zeros(9, block_bytes, dtype=torch.uint8), torch.float8_e4m3fn, cache.shape[1:])
+        rope.rope_and_write_kv(qkv, codes, 1, metadata, spec, None, None)
+        attention.paged_attention(q_THD, codes, 1, metadata, spec, tiles)
     x_TE = torch.zeros(101, 576, dtype=dtype)
     norm.rms_norm(x_TE, torch.ones(576, dtype=dtype), 1e-6)
     norm.rms_norm(x_TE, torch.ones(576, dtype=dtype), 1e-6, x_TE.clone())

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from pdserve_engine import kv_memory
 from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pdserve_engine.input_batch import InputBatch
 from pdserve_engine.models.config import read_config
@@ -13,7 +14,7 @@ from pdserve_engine.models.decoder import Decoder
 from pdserve_engine.sampler import SamplerState
 from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
 from pdserve_engine.weights import load_weights
-from pdserve_engine.worker import Worker
+from pdserve_engine.worker import Worker, block_layout
 from pdserve_kernels.select import select_backend
 from pdserve_protocol.sampling import SamplingParams
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from pdserve_engine.config import CacheDType
     from pdserve_kernels.interface import Quantization
     from pdserve_protocol.outputs import TokenLogprobs
 
@@ -142,6 +144,7 @@ def all_logits(
     token_ids: list[int],
     chunk: int | None = None,
     quantization: Quantization | None = None,
+    kv_cache_dtype: CacheDType = "auto",
 ) -> torch.Tensor:
     """Logits [len(token_ids), vocab] after each token, computed in chunks where that is asked."""
     config = read_config(folder)
@@ -149,8 +152,8 @@ def all_logits(
     kernels = select_backend(quantization=quantization)
     model = Decoder(config, weights, kernels, config.max_position_embeddings)
     num_blocks = -(-len(token_ids) // 16)
-    shape = (num_blocks, config.num_kv_heads, config.num_layers, 2, 16, config.head_dim)
-    kv_cache = torch.zeros(shape, dtype=getattr(torch, dtype))
+    layout = block_layout(config, 16, dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
+    kv_cache = kv_memory.as_tensor(torch.from_numpy(kv_memory.allocate(num_blocks, layout)), layout)
     size = len(token_ids)
     batch = InputBatch(max_num_seqs=1, max_num_tokens=size, max_model_len=size, block_size=16)
     state = SamplerState(SamplingParams(), [], 0, choice=0, vocab_size=config.vocab_size, end_token_ids=[])

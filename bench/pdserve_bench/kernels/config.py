@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pdserve_engine.config import DType
+    from pdserve_engine.config import CacheDType, DType
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class KernelsBench:
 
     model: str
     dtype: DType
+    kv_cache_dtype: CacheDType
     backend: str
     baseline: str | None
     threads: int

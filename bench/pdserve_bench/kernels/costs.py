@@ -39,23 +39,29 @@ def layer_parameters(config: DecoderConfig) -> int:
     return config.hidden_size * (2 * heads + 2 * kv_heads + 3 * config.intermediate_size)
 
 
-def step_cost(config: DecoderConfig, itemsize: int, query_lens: Sequence[int], seq_lens: Sequence[int]) -> Cost:
+def step_cost(
+    config: DecoderConfig,
+    itemsize: int,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    kv_itemsize: float | None = None,
+) -> Cost:
     """Of a step that computes the last ``query_lens`` tokens of requests that are then ``seq_lens`` long, and the
     logits of the last one of each. Weights and KV are read once, and new KV is written; all else is small or can stay
-    in caches.
+    in caches. ``kv_itemsize``: bytes of a number in the KV cache; by default ``itemsize``.
     """
     layers = config.num_layers * layer_parameters(config)
     head = config.hidden_size * config.vocab_size
     num_tokens, num_requests = sum(query_lens), len(query_lens)
     return Cost(
-        num_bytes=(layers + head) * itemsize + kv_bytes(config, itemsize, sum(seq_lens)),
+        num_bytes=(layers + head) * itemsize + kv_bytes(config, kv_itemsize or itemsize, sum(seq_lens)),
         flops=2.0 * layers * num_tokens
         + 2.0 * head * num_requests
         + config.num_layers * attention_flops(config, query_lens, seq_lens),
     )
 
 
-def kv_bytes(config: DecoderConfig, itemsize: int, num_tokens: int) -> float:
+def kv_bytes(config: DecoderConfig, itemsize: float, num_tokens: int) -> float:
     """Of all layers."""
     return 2.0 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize * num_tokens
 
@@ -77,8 +83,15 @@ def linear_cost(num_rows: int, num_in: int, num_out: int, itemsize: int) -> Cost
     return Cost(float(numbers * itemsize), 2.0 * num_rows * num_in * num_out)
 
 
-def attention_cost(config: DecoderConfig, itemsize: int, query_lens: Sequence[int], seq_lens: Sequence[int]) -> Cost:
+def attention_cost(
+    config: DecoderConfig,
+    itemsize: int,
+    query_lens: Sequence[int],
+    seq_lens: Sequence[int],
+    kv_itemsize: float | None = None,
+) -> Cost:
     """Of one layer: its keys and values, queries and results."""
     width = config.num_heads * config.head_dim
-    num_bytes = kv_bytes(config, itemsize, sum(seq_lens)) / config.num_layers + 2 * sum(query_lens) * width * itemsize
+    num_bytes = kv_bytes(config, kv_itemsize or itemsize, sum(seq_lens)) / config.num_layers
+    num_bytes += 2 * sum(query_lens) * width * itemsize
     return Cost(num_bytes, attention_flops(config, query_lens, seq_lens))

@@ -14,7 +14,9 @@ from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, Schedu
 from pdserve_engine.models.config import read_config
 from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
 from pdserve_engine.worker import Worker
+from pdserve_kernels.quantized_cache import is_quantized, scales_of
 from pdserve_kernels.select import select_backend
+from pdserve_protocol.node import kv_block_bytes
 from pdserve_protocol.sampling import SamplingParams
 
 from pdserve_bench.errors import BadOption
@@ -23,6 +25,8 @@ from pdserve_bench.kernels.timed import TimedBackend
 if TYPE_CHECKING:
     from pathlib import Path
     from random import Random
+
+    from pdserve_engine.config import CacheDType
 
     from pdserve_bench.kernels.config import KernelsBench, Scenario
 
@@ -35,6 +39,7 @@ class Driver:
     Attributes:
         backend: times its operations.
         model_config: of the model.
+        itemsize, kv_itemsize: bytes of a number, and of one in the KV cache.
 
     Raises:
         BadOption: steps longer than the model's context.
@@ -43,7 +48,8 @@ class Driver:
     def __init__(self, bench: KernelsBench, folder: Path, backend: str, num_steps: int, random: Random) -> None:
         self.model_config = read_config(folder)
         self.itemsize: int = getattr(torch, bench.dtype).itemsize
-        self.backend = TimedBackend(select_backend(backend), self.model_config, self.itemsize)
+        self.kv_itemsize = _kv_itemsize(self.itemsize, self.model_config.head_dim, bench.kv_cache_dtype)
+        self.backend = TimedBackend(select_backend(backend), self.model_config, self.itemsize, self.kv_itemsize)
         max_batch, max_prefill = max(bench.batch_sizes, default=0), max(bench.prefill_lens, default=0)
         # All decodes share requests, and each step makes them a token longer: halfway they have ``context`` tokens.
         num_steps_of = [num_steps * sum(size > index for size in bench.batch_sizes) for index in range(max_batch)]
@@ -58,13 +64,17 @@ class Driver:
         self.worker = Worker(
             EngineConfig(
                 model=ModelConfig(path=folder, dtype=bench.dtype, max_model_len=longest),
-                cache=CacheConfig(block_size=_BLOCK_SIZE, num_blocks=max_batch * blocks_each + prefill_blocks),
+                cache=CacheConfig(
+                    block_size=_BLOCK_SIZE,
+                    dtype=bench.kv_cache_dtype,
+                    num_blocks=max_batch * blocks_each + prefill_blocks,
+                ),
                 scheduler=SchedulerConfig(max_num_seqs=max_batch + 1, max_num_batched_tokens=max(max_prefill, 1)),
                 num_threads=bench.threads,
             ),
             backend=self.backend,
         )
-        self.worker.kv_cache.normal_()
+        _fill(self.worker.kv_cache)
         blocks = list(range(self.worker.num_blocks))
         # In no order, as in a pool that has run for a while.
         random.shuffle(blocks)
@@ -130,3 +140,17 @@ class Driver:
     ) -> SchedulerOutput:
         finished, self._finished = self._finished, set()
         return SchedulerOutput(new, cached, scheduled, sum(scheduled.values()), {}, finished)
+
+
+def _kv_itemsize(itemsize: int, head_dim: int, kv_cache_dtype: CacheDType) -> float:
+    """Bytes of a number of keys and values, with its share of a scale."""
+    return itemsize if kv_cache_dtype == "auto" else kv_block_bytes(1, head_dim, kv_cache_dtype) / head_dim
+
+
+def _fill(kv_cache: torch.Tensor) -> None:
+    if not is_quantized(kv_cache):
+        kv_cache.normal_()
+        return
+    # Codes of 0 to 63 are numbers in int8 and in e4m3.
+    kv_cache.view(torch.uint8).random_(0, 64)
+    scales_of(kv_cache).uniform_(0.01, 0.02)

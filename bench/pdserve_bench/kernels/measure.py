@@ -89,7 +89,7 @@ def measure(
 def _sample(steps: StepSamples, driver: Driver) -> None:
     seconds, query_lens, seq_lens = driver.step(steps.scenario)
     steps.seconds.append(seconds)
-    steps.costs.append(step_cost(driver.model_config, driver.itemsize, query_lens, seq_lens))
+    steps.costs.append(step_cost(driver.model_config, driver.itemsize, query_lens, seq_lens, driver.kv_itemsize))
     backend = driver.backend
     outside_s = seconds - backend.decoder_s
     backend.start()

@@ -26,6 +26,7 @@ def kernels_options(args: argparse.Namespace) -> KernelsBench:
     return KernelsBench(
         model=args.model,
         dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
         backend=args.backend,
         baseline=args.baseline if args.baseline != "none" else None,
         threads=args.threads,

@@ -55,10 +55,13 @@ class TimedBackend:
         own_s: seconds since ``start`` that went into this, outside the operations.
     """
 
-    def __init__(self, backend: Backend, config: DecoderConfig, itemsize: int) -> None:
+    def __init__(
+        self, backend: Backend, config: DecoderConfig, itemsize: int, kv_itemsize: float | None = None
+    ) -> None:
         self._backend = backend
         self._config = config
         self._itemsize = itemsize
+        self._kv_itemsize = kv_itemsize
         self._names = _weight_names(config)
         self._weights: dict[int, _Weight] = {}
         self._lens: tuple[list[int], list[int]] = ([], [])
@@ -155,7 +158,7 @@ class TimedBackend:
                 self._lens = (metadata.query_lens, metadata.seq_lens)
                 return name, None
             case "paged_attention":
-                return name, attention_cost(config, itemsize, *self._lens)
+                return name, attention_cost(config, itemsize, *self._lens, self._kv_itemsize)
             case "rms_norm":
                 num_tensors = 3 if len(args) < 4 or args[3] is None else 4
                 return name, Cost(float(num_tensors * args[0].numel() * itemsize))

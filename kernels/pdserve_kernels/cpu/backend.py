@@ -12,11 +12,20 @@ from pdserve_kernels.cpu.layout import CHUNK, DType, Epilogue, Layer, Linear, Mo
 from pdserve_kernels.cpu.memory import Arena, large_pages
 from pdserve_kernels.cpu.packing import PackedWeight, address, pack
 from pdserve_kernels.errors import NoSuchFamily
+from pdserve_kernels.kv_blocks import Number
+from pdserve_kernels.quantized_cache import scales_at
 
 if TYPE_CHECKING:
     from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights
 
 VERSION = 2
+
+_NUMBERS = {
+    torch.bfloat16: Number.BF16,
+    torch.float32: Number.F32,
+    torch.int8: Number.INT8,
+    torch.float8_e4m3fn: Number.FP8,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,12 @@ class _Plan:
     model: Model
     step: Step
     kept: list[torch.Tensor]
+
+    def model_for(self, x: torch.Tensor) -> Model:
+        """What is computed in ``x``'s dtype, which a cache of codes does not say."""
+        if self.step.kv_number in (Number.INT8, Number.FP8):
+            self.model.dtype = _dtype(x)
+        return self.model
 
 
 class CpuBackend:
@@ -99,7 +114,7 @@ class CpuBackend:
         return y, x_TE
 
     def plan(self, metadata: AttentionMetadata, spec: AttentionSpec, kv_cache: torch.Tensor) -> _Plan:
-        model = _attention_model(spec, _dtype(kv_cache))
+        model = _attention_model(spec, DType.F32 if kv_cache.dtype == torch.float32 else DType.BF16)
         step = Step()
         kept = _fill_step(step, metadata, kv_cache)
         scratch = torch.empty(_native.attention_scratch(address(model)), dtype=torch.uint8)
@@ -115,7 +130,7 @@ class CpuBackend:
         q_norm_D: torch.Tensor | None = None,
         k_norm_D: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        model = plan.model
+        model = plan.model_for(qkv)
         qkv = qkv.clone(memory_format=torch.contiguous_format)
         norms = [norm.float() if norm is not None else None for norm in (q_norm_D, k_norm_D)]
         q_norm, k_norm = (norm.data_ptr() if norm is not None else 0 for norm in norms)
@@ -131,7 +146,7 @@ class CpuBackend:
         out = torch.empty(tokens, heads * dim, dtype=q_THD.dtype)
         _native.attention(
             self._kernels,
-            address(plan.model),
+            address(plan.model_for(q_THD)),
             address(plan.step),
             layer,
             q_THD.data_ptr(),
@@ -240,8 +255,13 @@ def _fill_step(step: Step, metadata: AttentionMetadata, kv_cache: torch.Tensor) 
     step.query_start = _pointer(metadata.query_start_R1, torch.int32)
     step.seq_lens = _pointer(metadata.seq_lens_R, torch.int32)
     step.block_tables, step.block_stride = tables_RP.data_ptr(), tables_RP.stride(0)
-    step.kv_cache = _pointer(kv_cache)
+    if not kv_cache[0].is_contiguous():
+        raise ValueError("the blocks of a KV cache are contiguous")
+    step.kv_cache = kv_cache.data_ptr()
     step.num_blocks, _, step.kv_layers, _, step.block_size, _ = kv_cache.shape
+    step.kv_number = _NUMBERS[kv_cache.dtype]
+    step.block_bytes = kv_cache.stride(0) * kv_cache.itemsize
+    step.scales_at = scales_at(kv_cache[0].numel())
     return [metadata.positions_T, metadata.slots_T, metadata.query_start_R1, metadata.seq_lens_R, tables_RP]
 
 

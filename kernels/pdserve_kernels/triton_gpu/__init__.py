@@ -3,6 +3,7 @@
 backend.py      TritonBackend: the interface over the kernels
 attention.py    paged attention, decode and prefill chunks in one kernel
 rope.py         norms of q and k, RoPE, keys and values into the cache
+codes.py        8-bit codes of a quantized cache
 norm.py         RMSNorm with the residual
 activation.py   SiLU of the gate, times up
 digest.py       digests of blocks, alone or on the way of a copy

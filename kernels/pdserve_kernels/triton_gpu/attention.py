@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pdserve_kernels.triton_gpu.codes import cache_arguments, decode
 from pdserve_kernels.triton_gpu.launch import ceil_div, dot_dtype, padded
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def make_tiles(query_lens: list[int], seq_lens: list[int], spec: AttentionSpec, 
 def _attend(
     q_ptr,
     cache_ptr,
+    scales_ptr,
     out_ptr,
     parts_ptr,
     sums_ptr,
@@ -101,6 +103,7 @@ def _attend(
     head_stride,
     layer_offset,
     value_offset,
+    scales_stride,
     scale_log2,
     window,
     NUM_HEADS: tl.constexpr,
@@ -114,6 +117,7 @@ def _attend(
     SPLIT: tl.constexpr,
     IN_SPLITS: tl.constexpr,
     DOT: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
@@ -147,9 +151,15 @@ def _attend(
         key = run + tl.arange(0, KEYS)
         exists = key < end
         block = tl.load(tables_ptr + request * tables_stride + key // BLOCK_SIZE, mask=exists, other=0).to(tl.int64)
-        key_offset = block * block_stride + kv_head * head_stride + layer_offset + key % BLOCK_SIZE * HEAD_DIM
+        key_row = kv_head * head_stride + layer_offset + key % BLOCK_SIZE * HEAD_DIM
+        key_offset = block * block_stride + key_row
         keys_at = cache_ptr + key_offset[None, :] + dim[:, None]
-        k = tl.load(keys_at, mask=exists[None, :] & in_dim[:, None], other=0.0).to(DOT)
+        k = tl.load(keys_at, mask=exists[None, :] & in_dim[:, None], other=0)
+        scales_at = scales_ptr + block * scales_stride + key_row // HEAD_DIM
+        if LARGEST != 0.0:
+            scale = tl.load(scales_at, mask=exists, other=0.0)
+            k = (decode(k, LARGEST) * scale[None, :]).to(q_ptr.dtype.element_ty)
+        k = k.to(DOT)
         scores = tl.dot(q, k, input_precision="ieee") * scale_log2
         visible = exists[None, :] & (key[None, :] <= position[:, None]) & (key[None, :] > position[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
@@ -163,7 +173,11 @@ def _attend(
         total = total * correction + tl.sum(weights, 1)
 
         values_at = cache_ptr + value_offset + key_offset[:, None] + dim[None, :]
-        v = tl.load(values_at, mask=exists[:, None] & in_dim[None, :], other=0.0).to(DOT)
+        v = tl.load(values_at, mask=exists[:, None] & in_dim[None, :], other=0)
+        if LARGEST != 0.0:
+            scale = tl.load(scales_at + value_offset // HEAD_DIM, mask=exists, other=0.0)
+            v = (decode(v, LARGEST) * scale[:, None]).to(q_ptr.dtype.element_ty)
+        v = v.to(DOT)
         out = out * correction[:, None] + tl.dot(weights.to(DOT), v, input_precision="ieee")
 
     if IN_SPLITS:
@@ -251,6 +265,7 @@ def paged_attention(
     group = num_heads // num_kv_heads
     out_TX = torch.empty(num_tokens, num_heads * head_dim, dtype=q_THD.dtype, device=q_THD.device)
     window = spec.sliding_window or _NO_WINDOW
+    cache, scales, scales_stride, largest = cache_arguments(kv_cache)
     for tile in tiles:
         num_tiles = tile.request_N.shape[0]
         shape = {
@@ -270,7 +285,8 @@ def paged_attention(
             sums = torch.empty(num_rows, 2, dtype=torch.float32, device=q_THD.device)
         _attend[(num_tiles, num_kv_heads, tile.num_splits)](
             q_THD,
-            kv_cache,
+            cache,
+            scales,
             out_TX,
             parts,
             sums,
@@ -284,11 +300,13 @@ def paged_attention(
             kv_cache.stride(1),
             layer * kv_cache.stride(2),
             kv_cache.stride(3),
+            scales_stride,
             spec.scale * math.log2(math.e),
             window,
             BLOCK_SIZE=block_size,
             IN_SPLITS=tile.num_splits > 1,
-            DOT=dot_dtype(kv_cache.dtype),
+            DOT=dot_dtype(q_THD.dtype),
+            LARGEST=largest,
             **shape,
         )
         if tile.num_splits > 1:

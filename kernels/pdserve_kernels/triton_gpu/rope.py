@@ -8,6 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
+from pdserve_kernels.triton_gpu.codes import cache_arguments, encode, scale_of
 from pdserve_kernels.triton_gpu.launch import padded
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def _norm_rotate_write(
     qkv_ptr,
     q_ptr,
     cache_ptr,
+    scales_ptr,
     positions_ptr,
     slots_ptr,
     cos_ptr,
@@ -30,6 +32,7 @@ def _norm_rotate_write(
     head_stride,
     layer_offset,
     value_offset,
+    scales_stride,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -37,6 +40,7 @@ def _norm_rotate_write(
     HALF_DIM: tl.constexpr,
     PADDED_HALF: tl.constexpr,
     WITH_NORM: tl.constexpr,
+    LARGEST: tl.constexpr,
 ):
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -71,15 +75,23 @@ def _norm_rotate_write(
         tl.store(target + HALF_DIM, second, mask=mask)
     else:
         slot = tl.load(slots_ptr + token)
-        row = (slot // BLOCK_SIZE).to(tl.int64) * block_stride + layer_offset + slot % BLOCK_SIZE * 2 * HALF_DIM
+        block = (slot // BLOCK_SIZE).to(tl.int64)
+        row = layer_offset + slot % BLOCK_SIZE * 2 * HALF_DIM
         if is_value:
             row += value_offset + (head - NUM_HEADS - NUM_KV_HEADS) * head_stride
         else:
             row += (head - NUM_HEADS) * head_stride
         # A token that pads a batch has no place: it writes nothing.
         mask = mask & (slot >= 0)
-        tl.store(cache_ptr + row + dim, first, mask=mask)
-        tl.store(cache_ptr + row + HALF_DIM + dim, second, mask=mask)
+        cell = cache_ptr + block * block_stride + row + dim
+        if LARGEST == 0.0:
+            tl.store(cell, first, mask=mask)
+            tl.store(cell + HALF_DIM, second, mask=mask)
+        else:
+            row_scale = scale_of(first.to(tl.float32), second.to(tl.float32), LARGEST)
+            tl.store(cell, encode(first.to(tl.float32), row_scale, LARGEST), mask=mask)
+            tl.store(cell + HALF_DIM, encode(second.to(tl.float32), row_scale, LARGEST), mask=mask)
+            tl.store(scales_ptr + block * scales_stride + row // (2 * HALF_DIM), row_scale, mask=slot >= 0)
 
 
 def rope_and_write_kv(
@@ -97,10 +109,12 @@ def rope_and_write_kv(
     q_THD = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=qkv.dtype, device=qkv.device)
     if qkv.stride(1) != 1:
         qkv = qkv.contiguous()
+    cache, scales, scales_stride, largest = cache_arguments(kv_cache)
     _norm_rotate_write[(num_tokens, spec.num_heads + 2 * spec.num_kv_heads)](
         qkv,
         q_THD,
-        kv_cache,
+        cache,
+        scales,
         metadata.positions_T,
         metadata.slots_T,
         spec.cos_MD,
@@ -112,6 +126,7 @@ def rope_and_write_kv(
         kv_cache.stride(1),
         layer * kv_cache.stride(2),
         kv_cache.stride(3),
+        scales_stride,
         spec.norm_eps,
         NUM_HEADS=spec.num_heads,
         NUM_KV_HEADS=spec.num_kv_heads,
@@ -119,6 +134,7 @@ def rope_and_write_kv(
         HALF_DIM=spec.head_dim // 2,
         PADDED_HALF=padded(spec.head_dim // 2),
         WITH_NORM=with_norm,
+        LARGEST=largest,
         num_warps=1,
     )
     return q_THD

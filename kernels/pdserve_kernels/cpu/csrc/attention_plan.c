@@ -18,7 +18,7 @@ int64_t attention_items(const model_t *m, const step_t *s)
 int64_t attention_scratch(const model_t *m)
 {
     int64_t rows = QUERY_TOKENS * (m->num_heads / m->num_kv_heads), dim = (m->head_dim + PANEL - 1) / PANEL * PANEL;
-    return rows * dim * 8 + dim * 64 * 8 + rows * 68 + 64;
+    return rows * dim * 8 + dim * 64 * 8 + dim * 64 * 8 + rows * 68 + 64;
 }
 
 attention_item_t attention_item(const model_t *m, const step_t *s, int64_t index)

@@ -141,6 +141,8 @@ const char *check_step(const model_t *m, const step_t *s)
     const int64_t *rows = (const int64_t *)s->logits_rows;
     if (s->block_size < 1 || s->num_blocks < 1)
         return "the cache is empty";
+    if (s->kv_number < NUMBER_INT8 ? s->kv_number != m->dtype : m->head_dim > MAX_DIM)
+        return "the cache is of another dtype, or its heads are too long";
     for (int64_t t = 0; t < s->num_tokens; t++) {
         if (token_ids && (token_ids[t] < 0 || token_ids[t] >= m->vocab))
             return "a token id is outside the vocabulary";

@@ -9,6 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "landing.h"
+
 typedef uint16_t bf16;
 
 enum dtype { BF16 = 0, F32 = 1 };
@@ -46,7 +48,7 @@ typedef struct {
 } layer_t;
 
 typedef struct {
-    int64_t dtype; /* enum dtype: of activations, embedding and KV cache */
+    int64_t dtype; /* enum dtype: of activations and embedding */
     int64_t num_layers, hidden, inner, vocab;
     int64_t num_heads, num_kv_heads, head_dim;
     int64_t window; /* 0: none */
@@ -66,6 +68,7 @@ typedef struct {
     int64_t query_start, seq_lens;       /* [R + 1], [R] */
     int64_t block_tables, block_stride;  /* [R, block_stride] */
     int64_t kv_cache, num_blocks, block_size, kv_layers;
+    int64_t kv_number, block_bytes, scales_at; /* enum number: the model's dtype, or codes whose scales begin there */
     int64_t logits_rows, logits; /* int64 [N], float32 [N, V] */
     int64_t scratch, scratch_tokens; /* scratch_bytes() of at least T and N tokens, zeroed once; and how many */
 } step_t;

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "landing.h"
+#include "numbers.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -177,8 +178,6 @@ void copy_digest(const void *from, void *to, int64_t bytes, uint8_t out[DIGEST_B
 
 /* ---- conversion ------------------------------------------------------------------------------------------------ */
 
-#define INLINE static inline __attribute__((always_inline))
-
 #if defined(__x86_64__) && defined(__GLIBC__)
 #define FOR_EACH_FAMILY __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
@@ -190,41 +189,12 @@ static const int64_t number_bytes[] = {2, 4, 1, 1};
 /* Below this a row is taken for zeros: its scale would not have an inverse. */
 static const float SMALLEST = 1e-30f;
 
-INLINE uint32_t bits_of(float value)
-{
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-INLINE float float_of(uint32_t bits)
-{
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
 INLINE uint16_t to_bf16(float value)
 {
     const uint32_t bits = bits_of(value);
     const uint16_t rounded = (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
     const uint16_t nan = (uint16_t)(bits >> 16 | 0x40u);
     return (bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded;
-}
-
-/* To the nearest even, |value| <= 448. Exponents below the least normal one lose digits through an addition. */
-INLINE uint8_t to_e4m3(float value)
-{
-    const uint32_t bits = bits_of(value), sign = bits >> 24 & 0x80u, magnitude = bits & 0x7FFFFFFFu;
-    const uint32_t denormal = bits_of(float_of(magnitude) + 16384.0f) - bits_of(16384.0f);
-    const uint32_t normal = (magnitude - (120u << 23) + 0x7FFFFu + (magnitude >> 20 & 1u)) >> 20;
-    return (uint8_t)(sign | (magnitude < 121u << 23 ? denormal : normal));
-}
-
-INLINE float from_e4m3(uint8_t code)
-{
-    const float magnitude = float_of((uint32_t)(code & 0x7F) << 20) * 0x1p120f;
-    return float_of(bits_of(magnitude) | (uint32_t)(code & 0x80) << 24);
 }
 
 INLINE float largest(const float *row, int64_t dim)
@@ -287,6 +257,18 @@ INLINE float store_row(void *to, const float *row, enum number number, int64_t d
     return scale;
 }
 
+FOR_EACH_FAMILY static float quantize(void *to, enum number number, const void *from, enum number from_number, int64_t dim)
+{
+    float row[MAX_DIM];
+    load_row(row, from, from_number, 1.0f, dim);
+    return store_row(to, row, number, dim);
+}
+
+float quantize_row(void *to, enum number number, const void *from, enum number from_number, int64_t dim)
+{
+    return quantize(to, number, from, from_number, dim);
+}
+
 FOR_EACH_FAMILY static void convert_run(const rows_t *rows, int64_t from, int64_t to)
 {
     const enum number from_number = (enum number)rows->from_number, to_number = (enum number)rows->to_number;
@@ -305,6 +287,7 @@ FOR_EACH_FAMILY static void convert_run(const rows_t *rows, int64_t from, int64_
     }
 }
 
+/* Codes travel with their scales as they are: to quantize them again could change both. */
 static void copy_run(const rows_t *rows, int64_t from, int64_t to)
 {
     const int64_t bytes = rows->dim * number_bytes[rows->from_number];
@@ -312,6 +295,9 @@ static void copy_run(const rows_t *rows, int64_t from, int64_t to)
     uint8_t *target = (uint8_t *)rows->to + to * bytes;
     const int64_t count = rows->extent[AXES - 1];
     const int64_t from_step = rows->from_stride[AXES - 1] * bytes, to_step = rows->to_stride[AXES - 1] * bytes;
+    for (int64_t i = 0; rows->from_scales && i < count; i++)
+        ((float *)rows->to_scales)[to + i * rows->to_stride[AXES - 1]] =
+            ((const float *)rows->from_scales)[from + i * rows->from_stride[AXES - 1]];
     if (from_step == bytes && to_step == bytes) {
         memcpy(target, source, (size_t)(count * bytes));
         return;
@@ -322,7 +308,7 @@ static void copy_run(const rows_t *rows, int64_t from, int64_t to)
 
 void convert_rows(const rows_t *rows)
 {
-    const int same = rows->from_number == rows->to_number && !rows->from_scales;
+    const int same = rows->from_number == rows->to_number;
     const int64_t *n = rows->extent, *f = rows->from_stride, *t = rows->to_stride;
     for (int64_t i = 0; i < n[0]; i++)
         for (int64_t j = 0; j < n[1]; j++)

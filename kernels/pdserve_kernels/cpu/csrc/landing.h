@@ -27,4 +27,7 @@ typedef struct {
 
 void convert_rows(const rows_t *rows);
 
+/* A row of bfloat16 or float32 to int8 or fp8; returns its scale. */
+float quantize_row(void *to, enum number number, const void *from, enum number from_number, int64_t dim);
+
 #endif

@@ -3,8 +3,7 @@
 #include <string.h>
 
 #include "kernels.h"
-
-#define INLINE static inline __attribute__((always_inline, unused))
+#include "numbers.h"
 
 INLINE float bf16_to_float(bf16 x)
 {
@@ -44,6 +43,18 @@ INLINE void vstore_bf16(bf16 *p, vf x) { _mm256_storeu_si256((__m256i *)p, (__m2
 INLINE vf vload_int8(const int8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+/* Codes of e4m3. An exponent of 0 gets the 1 before its fraction taken away again. */
+INLINE vf vload_e4m3(const uint8_t *p)
+{
+    __m512i code = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m512i magnitude = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x7F)), 20);
+    __m512 x = _mm512_castsi512_ps(_mm512_add_epi32(magnitude, _mm512_set1_epi32(120 << 23)));
+    __m512 small = _mm512_castsi512_ps(_mm512_add_epi32(magnitude, _mm512_set1_epi32(121 << 23)));
+    __mmask16 is_small = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(1 << 23));
+    x = _mm512_mask_sub_ps(x, is_small, small, _mm512_set1_ps(0x1p-6f));
+    __m512i sign = _mm512_slli_epi32(_mm512_and_si512(code, _mm512_set1_epi32(0x80)), 24);
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), sign));
 }
 INLINE float vhmax(vf x) { return _mm512_reduce_max_ps(x); }
 /* Lanes whose index is in [first, last) keep x, the others get `other`. */
@@ -91,6 +102,17 @@ INLINE vf vload_int8(const int8_t *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
 }
+INLINE vf vload_e4m3(const uint8_t *p)
+{
+    __m256i code = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p));
+    __m256i magnitude = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x7F)), 20);
+    __m256 x = _mm256_castsi256_ps(_mm256_add_epi32(magnitude, _mm256_set1_epi32(120 << 23)));
+    __m256 small = _mm256_castsi256_ps(_mm256_add_epi32(magnitude, _mm256_set1_epi32(121 << 23)));
+    __m256i is_small = _mm256_cmpgt_epi32(_mm256_set1_epi32(1 << 23), magnitude);
+    x = _mm256_blendv_ps(x, small - _mm256_set1_ps(0x1p-6f), _mm256_castsi256_ps(is_small));
+    __m256i sign = _mm256_slli_epi32(_mm256_and_si256(code, _mm256_set1_epi32(0x80)), 24);
+    return _mm256_castsi256_ps(_mm256_or_si256(_mm256_castps_si256(x), sign));
+}
 
 #else
 
@@ -129,6 +151,10 @@ INLINE void vstore_bf16(bf16 *p, vf x)
         p[i] = float_to_bf16(x[i]);
 }
 INLINE vf vload_int8(const int8_t *p) { return (vf){p[0], p[1], p[2], p[3]}; }
+INLINE vf vload_e4m3(const uint8_t *p)
+{
+    return (vf){from_e4m3(p[0]), from_e4m3(p[1]), from_e4m3(p[2]), from_e4m3(p[3])};
+}
 
 #endif
 

@@ -71,7 +71,7 @@ def launch_all(dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: 
         block_bytes = 4 * kv_heads * BLOCK * (dim + 4)
         codes = codes_of(torch.zeros(9, block_bytes, dtype=torch.uint8), torch.float8_e4m3fn, cache.shape[1:])
         rope.rope_and_write_kv(qkv, codes, 1, metadata, spec, None, None)
-        attention.paged_attention(q_THD, codes, 1, metadata, spec, tiles)
+        attention.paged_attention(q_THD, codes, 1, metadata, spec, tiles[1:])
     x_TE = torch.zeros(101, 576, dtype=dtype)
     norm.rms_norm(x_TE, torch.ones(576, dtype=dtype), 1e-6)
     norm.rms_norm(x_TE, torch.ones(576, dtype=dtype), 1e-6, x_TE.clone())

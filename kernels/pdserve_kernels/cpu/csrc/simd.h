@@ -40,6 +40,8 @@ INLINE vf vload_bf16(const bf16 *p)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16));
 }
 INLINE void vstore_bf16(bf16 *p, vf x) { _mm256_storeu_si256((__m256i *)p, (__m256i)_mm512_cvtneps_pbh(x)); }
+/* Of two vectors at once. */
+INLINE void vstore_bf16_pair(bf16 *p, vf x, vf y) { _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(y, x)); }
 INLINE vf vload_int8(const int8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
@@ -159,6 +161,11 @@ INLINE vf vload_e4m3(const uint8_t *p)
 #endif
 
 #if !defined(PD_AVX512)
+INLINE void vstore_bf16_pair(bf16 *p, vf x, vf y)
+{
+    vstore_bf16(p, x);
+    vstore_bf16(p + VW, y);
+}
 INLINE float vhmax(vf x)
 {
     float y = x[0];

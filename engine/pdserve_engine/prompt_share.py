@@ -9,6 +9,9 @@ from __future__ import annotations
 UNMEASURED_TOKENS = 32
 """Beside decodes, while nobody can tell how long that takes."""
 
+AIM = 0.95
+"""Of the target: a stream also waits for what lies between two steps, and half of the steps are later than expected."""
+
 _NEWEST_SHARE = 0.2
 _LONGEST_SURPRISE = 2.0
 
@@ -21,7 +24,7 @@ class PromptShare:
     so steps come to last as expected even while there are prompts in all of them.
 
     Args:
-        target_s: how long a step with decodes is to take at most; None does not limit.
+        target_s: how long a stream beside prompts is to wait for a token; None does not limit.
         min_tokens: what prompts get in any case, so that they always go on.
 
     Attributes:
@@ -32,7 +35,7 @@ class PromptShare:
     def __init__(self, target_s: float | None, min_tokens: int) -> None:
         self.decode_s: float | None = None
         self.token_s: float | None = None
-        self._target_s = target_s
+        self._aim_s = None if target_s is None else AIM * target_s
         self._min_tokens = min_tokens
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
@@ -49,11 +52,11 @@ class PromptShare:
 
     def num_tokens(self, num_decodes: int, budget: int) -> int:
         """Prompt tokens that the next step may have beside so many decodes; ``budget`` where nothing waits for it."""
-        if not num_decodes or self._target_s is None:
+        if not num_decodes or self._aim_s is None:
             return budget
         if self.decode_s is None or self.token_s is None:
             return min(budget, max(self._min_tokens, UNMEASURED_TOKENS))
-        return min(budget, max(self._min_tokens, int((self._target_s - self.decode_s) / self.token_s)))
+        return min(budget, max(self._min_tokens, int((self._aim_s - self.decode_s) / self.token_s)))
 
     def tokens_per_s(self, num_decodes: int, budget: int) -> float:
         """At which rate prompts get on in steps with so many decodes; 0 before any was measured."""

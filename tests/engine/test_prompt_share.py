@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given, strategies as st
-from pdserve_engine.prompt_share import UNMEASURED_TOKENS, PromptShare
+from pdserve_engine.prompt_share import AIM, UNMEASURED_TOKENS, PromptShare
 
 TARGET_S = 0.05
 BLOCK = 16
@@ -36,8 +36,8 @@ def test_prompts_get_what_decodes_leave_of_the_target() -> None:
     share = share_of()
     share.observe(0, 500, 0.5)
     share.observe(4, 0, 0.02)
-    assert share.num_tokens(4, BUDGET) == 30
-    assert share.tokens_per_s(4, BUDGET) == pytest.approx(30 / TARGET_S)
+    assert share.num_tokens(4, BUDGET) == int(1000 * AIM * TARGET_S) - 20
+    assert share.tokens_per_s(4, BUDGET) == pytest.approx(27 / 0.047)
     assert share.tokens_per_s(0, BUDGET) == pytest.approx(BUDGET / (0.02 + BUDGET * 0.001))
 
 

@@ -49,7 +49,10 @@ class Driver:
         self.model_config = read_config(folder)
         self.itemsize: int = getattr(torch, bench.dtype).itemsize
         self.kv_itemsize = _kv_itemsize(self.itemsize, self.model_config.head_dim, bench.kv_cache_dtype)
-        self.backend = TimedBackend(select_backend(backend), self.model_config, self.itemsize, self.kv_itemsize)
+        kernels = select_backend(
+            backend, dtype=getattr(torch, bench.dtype), quantized_cache=bench.kv_cache_dtype != "auto"
+        )
+        self.backend = TimedBackend(kernels, self.model_config, self.itemsize, self.kv_itemsize)
         max_batch, max_prefill = max(bench.batch_sizes, default=0), max(bench.prefill_lens, default=0)
         # All decodes share requests, and each step makes them a token longer: halfway they have ``context`` tokens.
         num_steps_of = [num_steps * sum(size > index for size in bench.batch_sizes) for index in range(max_batch)]

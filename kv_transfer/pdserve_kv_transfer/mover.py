@@ -52,7 +52,7 @@ POLL_MIN_S = 20e-6
 POLL_MAX_S = 1e-3
 POLL_SHARE = 1 / 16
 """Of the time since something happened: how long the next pause is. An end is noticed so much later at most."""
-POPULATE_SHARE = 1 / 4
+POPULATE_SHARE = 1 / 8
 """Of its core's time, at most, that goes into memory which is needed soon: requests decode on that core."""
 PREPARE_S = 30.0
 CLOSE_S = 5.0

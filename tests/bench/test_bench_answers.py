@@ -111,6 +111,19 @@ def test_a_summary() -> None:
     assert summary.processes[0].rss_bytes > 1 << 20
 
 
+def test_gaps_while_all_decode() -> None:
+    long = _answered(0.0, 1.0, 2.0, 3.0, 4.5, 6.0, 9.0, ended=9.0)
+    short = _answered(0.0, 2.5, 3.0, 4.0, 6.5, ended=7.0)
+    failed = RequestRecord(due=0.0, sent=0.0, token_times=[3.0, 4.0], error="timeout")
+    summary = summarize([long, failed, short])
+    assert summary.most_streams == 2
+    assert summary.full_itl is not None
+    # From 2.5 to 6.5 both decode: the gaps within it are 1.5 and 1.5 of one, and 0.5, 1 and 2.5 of the other.
+    assert (summary.full_itl.count, summary.full_itl.p50, summary.full_itl.max) == (5, 1.5, 2.5)
+    alone = summarize([_answered(0.0, 1.0, ended=1.0)])
+    assert (alone.most_streams, alone.full_itl) == (0, None)
+
+
 def test_several_tokens_in_a_chunk_show() -> None:
     record = _answered(0.0, 1.0, 2.0, ended=2.0)
     record.num_output_tokens = 8

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any, Literal
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Literal
 
 from pdserve_bench.stats import distribution
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Latency = Literal["ttft", "second", "tpot", "itl", "e2e"]
 LATENCIES: tuple[Latency, ...] = ("ttft", "second", "tpot", "itl", "e2e")
@@ -61,3 +65,23 @@ class RequestRecord:
                 return gaps.p99 if gaps is not None else None
             case "e2e":
                 return self.ended - self.due
+
+
+def gaps_at_most_streams(records: Sequence[RequestRecord]) -> tuple[int, list[float]]:
+    """How many answers were between their first and last token at once, at most; and the gaps of just those times."""
+    spans = [record.token_times for record in records if len(record.token_times) > 1]
+    changes = sorted([(times[0], 1) for times in spans] + [(times[-1], -1) for times in spans])
+    levels = list(accumulate(change for _, change in changes))
+    most = max(levels, default=0)
+    full = [
+        (begin, end)
+        for level, (begin, _), (end, _) in zip(levels, changes, changes[1:], strict=False)
+        if level == most and begin < end
+    ]
+    begins = [begin for begin, _ in full]
+
+    def is_in_one(before: float, after: float) -> bool:
+        index = bisect_right(begins, before) - 1
+        return index >= 0 and after <= full[index][1]
+
+    return most, [after - before for times in spans for before, after in pairwise(times) if is_in_one(before, after)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pdserve_bench.errors import NothingMeasured
+from pdserve_bench.serve.records import gaps_at_most_streams
 from pdserve_bench.serve.slo import keeps
 from pdserve_bench.stats import Distribution, distribution
 
@@ -39,6 +40,8 @@ class Summary:
     Attributes:
         duration_s: first request due to last answer.
         latencies: by kind; ``itl`` is of all gaps between chunks of all requests.
+        most_streams: how many answers were between their first and last token at once.
+        full_itl: gaps while it was as many as that.
         tokens_per_chunk: above 1, gaps are not gaps between tokens.
         goodput_per_s: requests per second that kept every objective; None without objectives.
         goodput_share: the share of all requests, failed ones included, that did.
@@ -57,6 +60,8 @@ class Summary:
     output_tokens_per_s: float
     total_tokens_per_s: float
     latencies: dict[Latency, Distribution | None]
+    most_streams: int
+    full_itl: Distribution | None
     tokens_per_chunk: float
     goodput_per_s: float | None
     goodput_share: float | None
@@ -95,6 +100,7 @@ def summarize(
         for what in _PER_REQUEST
     }
     latencies["itl"] = distribution([gap for record in answered for gap in record.gaps])
+    most_streams, full_gaps = gaps_at_most_streams(answered)
     num_kept = sum(keeps(record, objectives) for record in records)
     return Summary(
         duration_s=duration_s,
@@ -107,6 +113,8 @@ def summarize(
         output_tokens_per_s=num_output_tokens / duration_s,
         total_tokens_per_s=(num_prompt_tokens + num_output_tokens) / duration_s,
         latencies=latencies,
+        most_streams=most_streams,
+        full_itl=distribution(full_gaps),
         tokens_per_chunk=num_output_tokens / num_chunks,
         goodput_per_s=num_kept / duration_s if objectives else None,
         goodput_share=num_kept / len(records) if objectives else None,

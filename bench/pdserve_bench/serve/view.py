@@ -80,6 +80,10 @@ def _rates(summary: Summary) -> Table:
     itl = summary.latencies["itl"]
     if itl is not None and itl.p50 > 0:
         rows.append(["ITL, p99 over median", f"{itl.p99 / itl.p50:.2f}"])
+    full = summary.full_itl
+    if full is not None and full.p50 > 0:
+        ratio = f"{number(full.p99 * 1e3)} / {number(full.p50 * 1e3)} = {full.p99 / full.p50:.2f}"
+        rows.append([f"the same while {summary.most_streams} decode, ms", ratio])
     if summary.num_beside:
         rows.append(["other requests meanwhile", str(summary.num_beside)])
     rows.append(["client's processor time", f"{summary.client_cpu_s:.2f} s"])

@@ -42,12 +42,15 @@ fuzz-api: $(STAMP) ## 2,000 requests made from the OpenAPI document, good and ba
 chaos: $(STAMP) ## thousands of requests over nodes that are killed and links that lose and corrupt; some minutes
 	$(BIN)/python tests/chaos.py --requests 20000 --kv-connector nixl
 	$(BIN)/python tests/chaos.py --requests 20000 --kv-connector tcp
-	$(BIN)/python tests/chaos.py --model smollm2 --requests 2000 --concurrency 16
+	$(BIN)/python tests/chaos.py --model smollm2 --requests 2000 --concurrency 16 --kv-connector nixl
+	$(BIN)/python tests/chaos.py --model smollm2 --requests 2000 --concurrency 16 --kv-connector tcp
 
-soak: $(STAMP)  ## the same for an hour
+soak: $(STAMP)  ## the same for more than an hour
 	$(BIN)/python tests/chaos.py --requests 100000 --kv-connector nixl
 	$(BIN)/python tests/chaos.py --requests 100000 --kv-connector tcp
-	$(BIN)/python tests/chaos.py --model smollm2 --seconds 1200 --kill-every 120 --concurrency 8
+	$(BIN)/python tests/chaos.py --model smollm2 --seconds 1200 --kill-every 120 --concurrency 8 --kv-connector nixl
+	$(BIN)/python tests/chaos.py --model smollm2 --seconds 1200 --kill-every 120 --concurrency 8 --kv-connector tcp \
+	  --local-prefill auto
 
 lint: $(STAMP)  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .

@@ -50,6 +50,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--kv-connector", default="nixl", help="nixl or tcp")
     parser.add_argument("--faults", default=FAULTS, help="of KV writes and messages (default: %(default)s)")
+    parser.add_argument("--local-prefill", default="never", help="auto: some prompts are never handed over")
     parser.add_argument("--kill-every", type=float, default=10.0, metavar="SECONDS", help="0: never")
     parser.add_argument("--aborts", type=float, default=0.05, help="share of clients that go away")
     parser.add_argument("--seed", type=int, default=1)
@@ -83,6 +84,7 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         num_prefill=2,
         num_decode=2,
         node_args=[*node_args, "--kv-connector", connector, "--log-level", "warning"],
+        local_prefill=args.local_prefill,
     ) as cluster:
         tally, began = Tally(), time.monotonic()
         if args.requests is None:

@@ -47,8 +47,7 @@ class PromptShare:
         elif num_decodes:
             self._observe_mixed(num_prompt_tokens, seconds)
         elif num_prompt_tokens >= self._min_tokens:
-            of_prompt = max(seconds - (self.decode_s or 0.0), seconds / 2)
-            self.token_s = _follow(self.token_s, of_prompt / num_prompt_tokens)
+            self.token_s = _follow(self.token_s, seconds / num_prompt_tokens)
 
     def num_tokens(self, num_decodes: int, budget: int) -> int:
         """Prompt tokens that the next step may have beside so many decodes; ``budget`` where nothing waits for it."""

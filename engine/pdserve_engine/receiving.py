@@ -189,7 +189,8 @@ class Receiving:
     def grant_waiting(self, now: float) -> None:
         """Grants in order of arrival as long as there is room. Call whenever blocks may have come free.
 
-        Who was preempted here comes first: else new hand-offs would take every block that comes free, for ever.
+        Who was preempted here comes first, and a prompt that is computed here comes before those that arrived later:
+        else new hand-offs would take every block that comes free, for ever.
         """
         scheduler = self._core.scheduler
         for id in list(self._wanting):
@@ -205,7 +206,8 @@ class Receiving:
                 continue
             assert self._policy is not None, "accepted without a policy"
             num_blocks = scheduler.kv.blocks_for(request.num_tokens + 1)
-            if not self._policy.may_grant(num_blocks, scheduler.usage(), scheduler.num_running):
+            num_wanted = num_blocks + scheduler.num_blocks_before(request)
+            if not self._policy.may_grant(num_wanted, scheduler.usage(), scheduler.num_running):
                 return
             request.set_kv_origin(machine.origin)
             if scheduler.reserve(id) is None:

@@ -169,6 +169,10 @@ class Request:
             return 0.0
         return self.events[end] - self.events[start]
 
+    def is_older_than(self, other: Request) -> bool:
+        """Whether it arrived before ``other``; both are the scheduler's."""
+        return self.events[RequestEvent.ARRIVED] < other.events[RequestEvent.ARRIVED]
+
     @property
     def queue_s(self) -> float:
         return self.seconds(RequestEvent.ARRIVED, RequestEvent.SCHEDULED)

@@ -306,6 +306,11 @@ class Scheduler:
             return self._granted[0]
         return next((request for request in self._waiting if self.holds.may_start(request)), None)
 
+    def num_blocks_before(self, request: Request) -> int:
+        """Blocks that the next request to start needs, if it came before ``request``, which waits for KV."""
+        head = self.next_to_start()
+        return self.kv.blocks_for(head.num_tokens + 1) if head is not None and head.is_older_than(request) else 0
+
     def rename_held(self, old_id: str, new_id: str, receiver: str) -> Request | None:
         """A HELD request goes on under another id, for another receiver; None where it is not there or not HELD."""
         request = self._requests.get(old_id)
@@ -398,12 +403,16 @@ class Scheduler:
         )
 
     def _to_advance(self) -> tuple[list[Request], list[Request]]:
-        """Running requests that are not about to end: those that miss one token, and those that miss more."""
+        """Running requests that are not about to end: those that miss one token, and those that miss more.
+
+        Of the latter those come first that have tokens: they were preempted, and somebody waits for their next one.
+        """
         decodes: list[Request] = []
         prompts: list[Request] = []
         for request in self._running:
             if not self._will_end(request):
                 (decodes if request.num_remaining == 1 else prompts).append(request)
+        prompts.sort(key=lambda request: not request.output_token_ids)
         return decodes, prompts
 
     def _advance_running(self, requests: list[Request], plan: StepPlan) -> bool:
@@ -467,7 +476,8 @@ class Scheduler:
     def _admit(self, plan: StepPlan, now: float, *, arrived_only: bool) -> None:
         """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits.
 
-        One that has arrived with a hole may have to wait for a share; whoever has no hole does not wait behind it.
+        One that has arrived with a hole, or was preempted, may have to wait for a share; who needs none does not wait
+        behind it.
         """
         while plan.budget > 0 and plan.num_rows > 0 and len(self._running) < self._max_num_seqs:
             if self._arrived:
@@ -477,7 +487,8 @@ class Scheduler:
                     self._give_up_blocks(request)
                     return
             else:
-                head = None if arrived_only or plan.num_prompt_tokens == 0 else self.next_to_start()
+                has_share = plan.num_prompt_tokens > 0 or self.has_preempted
+                head = self.next_to_start() if has_share and not arrived_only else None
                 if head is None or not self._allocate(head):
                     return
                 request = head

@@ -383,6 +383,28 @@ def test_a_prompt_leaves_room_for_streams_whose_kv_is_on_its_way() -> None:
     engine.check_empty()
 
 
+def test_a_preempted_stream_does_not_wait_for_a_prompt_that_is_being_computed() -> None:
+    engine = Engine(num_blocks=200, max_num_batched_tokens=64, itl_target_s=0.001, prefix_caching=False)
+    engine.add("other", range(8), 100)
+    engine.add("stream", range(50, 58), 20)
+    engine.step()
+    engine.step()
+    engine.add("prompt", range(300, 300 + 50 * BLOCK), 2)
+    engine.step()
+    stream, prompt = engine.scheduler.requests["stream"], engine.scheduler.requests["prompt"]
+    assert prompt.num_computed_tokens > 0
+    engine.scheduler._preempt(stream)
+    num_before = stream.num_output_tokens
+    for _ in range(2 + stream.num_tokens // BLOCK):
+        engine.step()
+    assert stream.num_output_tokens > num_before
+    assert prompt.num_remaining > 40 * BLOCK
+    engine.run()
+    assert engine.tokens["stream"] == oracle(range(50, 58), 20)
+    assert engine.tokens["prompt"] == oracle(range(300, 300 + 50 * BLOCK), 2)
+    engine.check_empty()
+
+
 def test_the_rate_at_which_prompts_get_on_beside_decodes() -> None:
     engine = Engine(num_blocks=200, max_num_batched_tokens=100, itl_target_s=0.05)
     assert engine.scheduler.prompt_tokens_per_s == 0.0

@@ -176,6 +176,7 @@ def _build(role: Role, args: argparse.Namespace, parts: NodeParts) -> EngineCore
         kv_capacity_tokens=worker.num_blocks * worker.layout.block_size,
         vocab_size=worker.vocab_size,
         software=f"pdserve {version('pdserve')}",
+        max_num_seqs=args.max_num_seqs,
     )
     return EngineCoreProc(
         core,

@@ -126,6 +126,7 @@ class NodeInfo(Message, frozen=True):
         advertise_host: where peers reach the node, if the operator said so; else the host the router used.
         max_model_len: prompt and output tokens of one request at most.
         kv_capacity_tokens: tokens the KV cache holds; prompt + max_tokens beyond it never fit.
+        max_num_seqs: requests that run at the same time at most; 0: not known.
     """
 
     identity: NodeIdentity
@@ -136,6 +137,7 @@ class NodeInfo(Message, frozen=True):
     kv_capacity_tokens: int
     vocab_size: int
     software: str
+    max_num_seqs: int = 0
 
 
 class Ping(Message, frozen=True):

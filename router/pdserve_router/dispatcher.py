@@ -320,7 +320,7 @@ class Dispatcher:
                 attempt.deliver(half, output)
                 if not attempt.has_started and (output.token_ids or output.end is not None):
                     attempt.has_started = True
-                    self._backlog.started(attempt.id)
+                    self._backlog.started(attempt.id, output.prefill.computed_tokens if output.prefill else None)
                 spoken_of[output.id] = attempt
         for attempt in spoken_of.values():
             attempt.announce()

@@ -13,7 +13,7 @@ from pdserve_protocol.node import mismatch
 
 from pdserve_router.errors import NotReady
 from pdserve_router.lifecycle import Half
-from pdserve_router.policy import InTurn, Load, decode_costs, is_quicker_alone, prefill_costs
+from pdserve_router.policy import ALIKE, InTurn, Load, decode_costs, is_quicker_alone, prefill_costs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -47,7 +47,7 @@ class Placement:
         self._backlog = backlog
         self._disaggregated = disaggregated
         self._local_prefill = local_prefill
-        self._prefill_turn, self._decode_turn, self._alone_turn = InTurn(), InTurn(), InTurn()
+        self._prefill_turn, self._decode_turn, self._alone_turn = InTurn(ALIKE), InTurn(), InTurn(ALIKE)
         self._pairs: dict[tuple[str | None, str | None], bool] = {}
 
     def place(self, served: ServedModel, num_tokens: int, max_tokens: int, avoid: Collection[str] = ()) -> Placed:
@@ -66,7 +66,8 @@ class Placement:
         paired = [node for node in decode_nodes if partners[node.name]]
         decode = self._pick_decode(paired or decode_nodes)
         if not paired:
-            return Placed("aggregated", {Half.DECODE: decode}, self._fall_back(decode, bool(prefill_nodes)))
+            reason: Reason = "mismatch" if prefill_nodes else "avoided" if served.prefill else "no_prefill_node"
+            return Placed("aggregated", {Half.DECODE: decode}, self._fall_back(decode, reason))
         prefill = self._pick_prefill(partners[decode.name], num_tokens)
         alone = self._quicker_alone(prefill, decode_nodes, num_tokens)
         if alone is not None:
@@ -81,17 +82,23 @@ class Placement:
         return nodes[self._decode_turn.choose(decode_costs([self._load(node) for node in nodes]))]
 
     def _quicker_alone(self, prefill: Node, decode_nodes: Sequence[Node], num_tokens: int) -> Node | None:
-        """The decode node that would start the stream clearly earlier than ``prefill``."""
+        """A decode node that would start the same stream clearly earlier than ``prefill``."""
         if not self._local_prefill:
             return None
-        loads = [self._load(node) for node in decode_nodes]
-        index = self._alone_turn.choose(prefill_costs(loads, num_tokens))
-        return decode_nodes[index] if is_quicker_alone(self._load(prefill), loads[index], num_tokens) else None
+        busy = self._load(prefill)
+        quicker = [
+            node
+            for node in decode_nodes
+            if _gives_the_same(prefill, node) and is_quicker_alone(busy, self._load(node), num_tokens)
+        ]
+        if not quicker:
+            return None
+        costs = prefill_costs([self._load(node) for node in quicker], num_tokens)
+        return quicker[self._alone_turn.choose(costs)]
 
-    def _fall_back(self, decode: Node, has_prefill_nodes: bool) -> Reason | None:
+    def _fall_back(self, decode: Node, reason: Reason) -> Reason | None:
         if not self._disaggregated:
             return None
-        reason: Reason = "mismatch" if has_prefill_nodes else "no_prefill_node"
         self._metrics.fallbacks.labels(reason).inc()
         log.warning("no usable prefill node (%s): decode node %s takes the whole request", reason, decode.name)
         return reason
@@ -107,7 +114,10 @@ class Placement:
             pending_tokens=self._backlog.pending_tokens(node.name),
             # A node's numbers are foreign.
             tokens_per_s=rate if 0 < rate < inf else 0.0,
+            computed_share=self._backlog.computed_share(node.name),
             free_tokens=free_tokens,
+            requests=self._backlog.pending_attempts(node.name) + (said.running + said.waiting if said else 0),
+            max_num_seqs=info.max_num_seqs if info else 0,
         )
 
     def _match(self, prefill: Node, decode: Node) -> bool:
@@ -124,3 +134,11 @@ class Placement:
                 log.error("%s and %s are not paired: %s", prefill.name, decode.name, difference)
         link = prefill.load.links.get(decode.info.identity.boot_id, "") if prefill.load else ""
         return self._pairs[pair] and not link.startswith("refused")
+
+
+def _gives_the_same(prefill: Node, decode: Node) -> bool:
+    """Whether ``decode`` alone makes what it makes after ``prefill``: load must not decide which answer it is."""
+    if prefill.info is None or decode.info is None:
+        return False
+    ours, theirs = prefill.info.identity, decode.info.identity
+    return ours.numerics == theirs.numerics and ours.kv_wire_dtype in ("auto", ours.layout.dtype)

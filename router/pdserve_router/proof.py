@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from pdserve_router.lifecycle import AttemptLife
 
 Mode = Literal["disaggregated", "aggregated", "prefill_only", "forked"]
-Reason = Literal["prefill_busy", "no_prefill_node", "mismatch"]
+Reason = Literal["prefill_busy", "no_prefill_node", "avoided", "mismatch"]
 
 
 class CachedTokens(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,7 +48,8 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
         retries: attempts before this one that failed; the client has their tokens as well.
         exact: the tokens are those that a single node would have made.
         reason: why one decode node did all although prefill nodes are configured: "prefill_busy": so the first token
-            came earlier; "no_prefill_node"; "mismatch": none that goes with it.
+            came earlier; "no_prefill_node"; "avoided": an attempt before this one failed there; "mismatch": none that
+            goes with it.
     """
 
     mode: Mode

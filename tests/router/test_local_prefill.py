@@ -78,6 +78,22 @@ def test_prompts_of_clients_that_have_left_are_not_waited_for() -> None:
     uvloop.run(main())
 
 
+def test_prompts_that_the_prefill_node_has_cached_stay_there() -> None:
+    async def main() -> None:
+        async with router_cluster(pair([70, 71], manual=True), local_prefill="auto") as c:
+            first = asyncio.create_task(c.post(COMPLETION, {**BODY, "max_tokens": 1}))
+            c.prefill[0].answer(await soon(c.prefill[0].requests))
+            assert (await first)[1]["pdserve"]["cached_tokens"]["prefill"] > 0
+            tasks = [asyncio.create_task(c.post(COMPLETION, BODY)) for _ in range(4)]
+            for request in [await soon(c.prefill[0].requests) for _ in tasks]:
+                c.prefill[0].answer(request)
+            for _ in tasks:
+                c.decode[0].answer(await soon(c.decode[0].requests))
+            assert {(await task)[1]["pdserve"]["mode"] for task in tasks} == {"disaggregated"}
+
+    uvloop.run(main())
+
+
 def test_never() -> None:
     async def main() -> None:
         async with router_cluster(pair([70, 71], manual=True), local_prefill="never") as c:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
-from pdserve_router.policy import CLEARLY, InTurn, Load, decode_costs, is_quicker_alone, prefill_costs
+from pdserve_router.policy import ALIKE, CLEARLY, InTurn, Load, decode_costs, is_quicker_alone, prefill_costs
 
 ROOM = 1 << 20
 
@@ -27,6 +27,17 @@ def test_equal_nodes_are_taken_in_turn() -> None:
     assert turn.choose([0]) == 0, "others have gone"
 
 
+def test_waits_that_are_alike_are_equal() -> None:
+    turn = InTurn(ALIKE)
+    assert [turn.choose([1.0, 1.2, 1.3]) for _ in range(3)] == [0, 1, 0]
+
+
+def test_idle_nodes_are_equal_whatever_they_said() -> None:
+    # One slow sample must not be the last.
+    assert prefill_costs([busy(0, 1.0), busy(0, 500.0), busy(500, 500.0)], 500) == [1.0, 1.0, 2.0]
+    assert prefill_costs([busy(0, 1.0), busy(500, 500.0)], 500) == [500.0, 2.0]
+
+
 @given(costs=st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=1, max_size=5), before=st.integers(0, 7))
 def test_the_chosen_one_is_among_the_best(costs: list[float], before: int) -> None:
     turn = InTurn()
@@ -40,7 +51,7 @@ def test_the_prefill_node_with_the_shortest_wait() -> None:
 
 
 def test_a_prefill_node_that_has_not_measured_is_taken_for_one_like_the_others() -> None:
-    assert prefill_costs([busy(0, 100.0), busy(0), busy(0, 300.0)], 600) == [6.0, 3.0, 2.0]
+    assert prefill_costs([busy(200, 100.0), busy(200), busy(200, 300.0)], 400) == [6.0, 3.0, 2.0]
     assert prefill_costs([busy(100), busy(50)], 50) == [150.0, 100.0]
 
 
@@ -94,3 +105,17 @@ def test_a_burst_is_shared_by_the_rates() -> None:
 def test_a_decode_node_without_room_is_left_alone() -> None:
     assert is_quicker_alone(busy(10_000), busy(100, free=600), 500)
     assert not is_quicker_alone(busy(10_000), busy(100, free=599), 500)
+
+
+def test_a_decode_node_without_a_free_slot_is_left_alone() -> None:
+    for requests, max_num_seqs, alone in ((7, 8, True), (8, 8, False), (9, 8, False), (9, 0, True)):
+        decode = Load(free_tokens=ROOM, requests=requests, max_num_seqs=max_num_seqs)
+        assert is_quicker_alone(busy(10_000), decode, 500) == alone
+
+
+def test_what_is_cached_is_not_waited_for() -> None:
+    # Three requests of 8k each, nine tenths of which the prefill node has.
+    prefill = Load(pending_tokens=24_000, tokens_per_s=1000.0, computed_share=0.1)
+    assert prefill_costs([prefill, busy(1000, 1000.0)], 8000) == [3.2, 9.0]
+    assert is_quicker_alone(busy(24_000, 1000.0), busy(0, 1000.0), 8000)
+    assert not is_quicker_alone(prefill, busy(0, 1000.0), 8000)

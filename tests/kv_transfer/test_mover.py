@@ -27,7 +27,7 @@ from pdserve_kv_transfer.slow import slow
 from pdserve_kv_transfer.wire import agree
 from pdserve_protocol.node import KVLayout
 from support.handoff_world import identity
-from support.movers import WAIT_S, Inbox, cache_of, mover_pair
+from support.movers import NUM_BLOCKS, WAIT_S, Inbox, cache_of, mover_pair
 
 BLOCK_BYTES = 8192
 LAYOUT = KVLayout(block_size=16, num_layers=4, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=BLOCK_BYTES)
@@ -278,6 +278,7 @@ def test_connected_before_any_write() -> None:
 def test_memory_is_found_bit_by_bit_beside_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt's blocks in one go would take the core of those who decode for a tenth of a second and more."""
     found: list[int] = []
+    all_found = threading.Event()
     began = time.perf_counter()
 
     def find(memory: np.ndarray) -> None:
@@ -285,16 +286,15 @@ def test_memory_is_found_bit_by_bit_beside_other_work(monkeypatch: pytest.Monkey
         while time.perf_counter() < end:
             pass
         found.append(memory.ctypes.data)
+        if len(found) == NUM_BLOCKS:
+            all_found.set()
 
     monkeypatch.setattr("pdserve_kv_transfer.mover.populate", find)
     with mover_pair("loopback", BLOCK_BYTES) as pair:
-        blocks = [*range(pair.target.shape[0])]
-        pair.receiver.populate(blocks)
-        pair.receiver.populate(blocks)
+        pair.receiver.populate(range(NUM_BLOCKS))
+        pair.receiver.populate(range(NUM_BLOCKS))
         pair.connect()
-        assert len(found) < len(blocks), "another command waited for all of it"
-        deadline = time.monotonic() + WAIT_S
-        while len(found) < len(blocks) and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert found == [pair.target[block].ctypes.data for block in blocks]
-        assert time.perf_counter() - began >= 0.001 * (len(blocks) - 1) / POPULATE_SHARE
+        assert len(found) < NUM_BLOCKS, "another command waited for all of it"
+        assert all_found.wait(WAIT_S)
+        assert time.perf_counter() - began >= 0.001 * (NUM_BLOCKS - 1) / POPULATE_SHARE
+    assert found == [memory.ctypes.data for memory in pair.target], "each once"

@@ -209,7 +209,7 @@ class ReceiverLink:
                     if self.state is ReceiverLinkState.UP:
                         out.append(self._heartbeat.transmit(body))
                 case BreakLink(reason=reason):
-                    out += self._lose(reason, now, peer_lives=False)
+                    out += self._lose(reason, now, peer_lives=True)
                 case _:
                     out.append(effect)
         return out

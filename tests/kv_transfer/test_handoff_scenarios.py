@@ -332,6 +332,9 @@ def test_a_sender_that_does_not_stop_is_fenced_off(answers: bool) -> None:
     world.ready("a")
     world.cancel("a")
     flights, world.flights = world.flights, []
+    # Its prompt goes over the next link: the half that waits here must live to see it.
+    world.num_tokens["c"] = 32
+    world.expect("c")
     limit_s = NO_PROGRESS_S if answers else STOPPED_S
     for elapsed in range(int(limit_s / 0.25) + 4):
         while world.network:
@@ -347,7 +350,7 @@ def test_a_sender_that_does_not_stop_is_fenced_off(answers: bool) -> None:
     # Late bytes hit the fenced region only, and the next link has another one.
     world.flights = flights
     world.settle()
-    started(world, "c", 32)
+    world.offer("c", 32)
     world.compute("c")
     world.settle()
     completed(world, "c")

@@ -12,7 +12,9 @@ import os
 import queue
 import signal
 import time
+from collections import deque
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from pdserve_kv_transfer.events import MoverDied, MoverEvent
@@ -40,6 +42,7 @@ from pdserve_engine.receiving import Receiving, transfer_proof
 from pdserve_engine.sending import Sending
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from concurrent.futures import Future
     from types import FrameType
 
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TICK_S = 0.1
+TURN_S = 0.002
+"""How long messages are dealt with before the next step is looked after; the rest comes in the next turn. About as long
+as a step is queued ahead of the end of the one under way, so that streams wait no longer however much arrives."""
 MAX_OPEN_REQUESTS = 4096
 MAX_OPEN_PROMPT_TOKENS = 4 << 20
 
@@ -84,6 +90,7 @@ class EngineCoreProc:
         inbox: where door and mover post their events.
         send_policy, receive_policy: None where this node does not hand over, or does not take over.
         memory: what its status tells of it; None tells nothing.
+        clock: seconds, from any thread.
     """
 
     def __init__(
@@ -99,6 +106,7 @@ class EngineCoreProc:
         receive_policy: ReceivePolicy | None,
         drain_timeout_s: float,
         memory: ProcessMemory | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         identity = info.identity
         self.core = core
@@ -109,12 +117,14 @@ class EngineCoreProc:
         self._tokenizer = tokenizer
         self._drain_timeout_s = drain_timeout_s
         self._memory = memory
+        self._clock = clock
         self._hands_over = send_policy is not None
         self._takes_over = receive_policy is not None
+        self._heard: deque[Arrived | VisitorSilent] = deque()
         self._outbox = Outbox()
         self._sending = Sending(core, mover, door, identity, send_policy, self._outbox.put)
         self._receiving = Receiving(core, mover, door, identity, receive_policy, self._outbox.put, self._on_result)
-        self._started_at = time.monotonic()
+        self._started_at = self._clock()
         self._ticked_at = self._started_at
         self._drain_deadline: float | None = None
 
@@ -144,18 +154,30 @@ class EngineCoreProc:
             self.core.close()
 
     def _turn(self) -> None:
-        """Everything that has happened, then the next step, then one message to each router that has to hear of it."""
-        events = self._wait()
-        for event in events:
-            self._handle(event, time.monotonic())
-            if isinstance(event, Arrived):
-                self._door.taken(1)
-        now = time.monotonic()
+        """What has happened, then the next step, then one message to each router that has to hear of it."""
+        for event in self._wait():
+            if isinstance(event, Arrived | VisitorSilent):
+                self._heard.append(event)
+            else:
+                self._handle(event, self._clock())
+        self._take_messages()
+        now = self._clock()
         if now - self._ticked_at >= TICK_S:
             self._tick(now)
         self._receiving.grant_waiting(now)
-        self._begin_step(time.monotonic())
+        self._begin_step(self._clock())
         self._flush()
+
+    def _take_messages(self) -> None:
+        """In their order, all that are there; of many that take long some, where others wait for a step."""
+        until = self._clock() + TURN_S if self.core.scheduler.has_schedulable() else inf
+        while self._heard:
+            event = self._heard.popleft()
+            self._handle(event, self._clock())
+            if isinstance(event, Arrived):
+                self._door.taken(1)
+            if self._clock() >= until:
+                return
 
     def _wait(self) -> list[Event]:
         is_active = bool(
@@ -164,8 +186,10 @@ class EngineCoreProc:
         if not is_active:
             self._door.set_load(self._load())
         timeout = TICK_S if is_active else None
-        until_step = self.core.pace.queue_at - time.monotonic()
-        if 0 < until_step < TICK_S:
+        until_step = self.core.pace.queue_at - self._clock()
+        if self._heard:
+            timeout = 0.0
+        elif 0 < until_step < TICK_S:
             timeout = until_step
         events: list[Event] = []
         try:
@@ -209,7 +233,7 @@ class EngineCoreProc:
             return
         future = self.core.begin_step(now)
         if future is not None:
-            future.add_done_callback(lambda done: self.inbox.put(StepDone(done, time.monotonic())))
+            future.add_done_callback(lambda done: self.inbox.put(StepDone(done, self._clock())))
         self._sending.on_scheduled(now)
 
     def _on_step_done(self, future: Future[ModelRunnerOutput], ended_at: float, now: float) -> None:
@@ -387,7 +411,8 @@ class EngineCoreProc:
             self._door.broadcast_load()
 
     def _drained(self) -> bool:
-        return self._drain_deadline is not None and not self._outbox and not self.core.step_in_flight
+        is_idle = not (self._outbox or self._heard or self.core.step_in_flight)
+        return self._drain_deadline is not None and is_idle
 
     # ---- what we say of ourselves ----------------------------------------------------------------------------------
 
@@ -419,7 +444,7 @@ class EngineCoreProc:
             "bytes_sent": self._sending.stats.total("bytes_sent"),
             "leases_expired": self._sending.stats.total("leases_expired")
             + self._receiving.stats.total("leases_expired"),
-            "reserved_block_seconds": self._receiving.reserved.block_seconds(time.monotonic()),
+            "reserved_block_seconds": self._receiving.reserved.block_seconds(self._clock()),
             "landing_seconds": self._receiving.landing_s,
             "regions_abandoned": self._mover.regions_abandoned,
             "region_bytes_abandoned": self._mover.bytes_abandoned,
@@ -427,7 +452,7 @@ class EngineCoreProc:
         return NodeStatus(
             info=self.info,
             load=self._load(),
-            uptime_s=time.monotonic() - self._started_at,
+            uptime_s=self._clock() - self._started_at,
             counters=counters,
             peers=self._sending.peers() | self._receiving.peers(),
             peer_counters=merged(self._sending.stats, self._receiving.stats),

@@ -130,6 +130,7 @@ class Node:
             send_policy=Promise(),
             receive_policy=self.policy,
             drain_timeout_s=1e9,
+            clock=lambda: world.now,
         )
         self.connected: dict[str, SimRegion] = {}
         self.regions: dict[str, SimRegion] = {}

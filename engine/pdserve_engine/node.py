@@ -102,8 +102,10 @@ def run_node(role: Role, args: argparse.Namespace, parts: NodeParts) -> int:
 
 
 def _leave() -> NoReturn:
-    """Ends the process, in which all is closed, without the destructors of the libraries that KV connectors loaded: some
-    fault there (nixl-cu12 1.5.1 on a host with libibverbs), and a drained node must not look like one that crashed."""
+    """Ends the process, in which all is closed, without the destructors of the libraries that KV connectors loaded.
+
+    Some fault there (nixl-cu12 1.5.1 on a host with libibverbs); a drained node must not look like one that crashed.
+    """
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

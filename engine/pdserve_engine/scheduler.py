@@ -24,6 +24,7 @@ from pdserve_engine.prompt_share import PromptShare
 from pdserve_engine.request import Request, RequestEvent, RequestStatus
 from pdserve_engine.step_builder import StepBuilder
 from pdserve_engine.step_plan import StepPlan
+from pdserve_engine.waiting_queue import WaitingQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from pdserve_engine.config import SchedulerConfig
     from pdserve_engine.kv_cache_manager import BlockUsage, KVCacheManager
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
-
-
-_NOTHING: tuple[int, ...] = ()
 
 
 class StepResult(NamedTuple):
@@ -77,11 +75,6 @@ def end_of_output(request: Request, end_token_ids: frozenset[int], max_model_len
     if request.num_output_tokens >= sampling.max_tokens or request.num_tokens >= max_model_len:
         return Finished(reason="length")
     return None
-
-
-def _is_before(request: Request, other: Request) -> bool:
-    """Whether a new request starts before one that waits: never before one that was preempted."""
-    return other.status is RequestStatus.WAITING and request.priority < other.priority
 
 
 def _take_new(request: Request, computed: PromptLogprobs) -> PromptLogprobs | None:
@@ -128,9 +121,7 @@ class Scheduler:
         self._max_num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
         self._requests: dict[str, Request] = {}
         self._running: list[Request] = []
-        self._arrived: deque[Request] = deque()
-        self._granted: deque[Request] = deque()
-        self._waiting: deque[Request] = deque()
+        self._waiting = WaitingQueue()
         self.holds = Holds(kv, config.decode_on_after_s)
         self.prompt_share = PromptShare(config.itl_target_s, kv.block_size)
         self._steps: deque[_StepInFlight] = deque()
@@ -152,16 +143,16 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Requests that wait for their first or next step, those that wait for KV not counted."""
-        return len(self._arrived) + len(self._granted) + len(self._waiting)
+        return len(self._waiting)
 
     @property
     def has_preempted(self) -> bool:
         """Whether a request that gave up its blocks waits for new ones; it comes before anyone else's reservation."""
-        return bool(self._waiting) and self._waiting[0].status is RequestStatus.PREEMPTED
+        return self._waiting.has_preempted
 
     @property
     def num_waiting_for_kv(self) -> int:
-        return self._count(RequestStatus.WAITING_FOR_KV)
+        return sum(request.status is RequestStatus.WAITING_FOR_KV for request in self._requests.values())
 
     @property
     def num_steps_in_flight(self) -> int:
@@ -174,7 +165,7 @@ class Scheduler:
 
     def has_schedulable(self) -> bool:
         """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
-        return bool(self._running or self._arrived or self._granted or self._waiting)
+        return bool(self._running or self._waiting)
 
     def block_ids(self, request_id: str) -> list[int]:
         """Blocks of a request by their index in the sequence; empty where it has none."""
@@ -189,10 +180,7 @@ class Scheduler:
     def add_request(self, request: Request, now: float) -> None:
         """Takes a request that computes its prompt here. It must fit: EngineCore has checked."""
         self._arrive(request, RequestStatus.WAITING, now)
-        index = len(self._waiting)
-        while index and _is_before(request, self._waiting[index - 1]):
-            index -= 1
-        self._waiting.insert(index, request)
+        self._waiting.add(request)
 
     def add_waiting_for_kv(self, request: Request, now: float) -> None:
         """Takes a request whose KV comes from another node: ``reserve`` it, then report ``kv_arrived``."""
@@ -249,13 +237,12 @@ class Scheduler:
             return StepResult(request, position, new_token_ids, None, finish, False, num_computed)
         if self.kv.num_blocks(request_id) and request.num_remaining > 0:
             request.status = RequestStatus.WAITING
-            self._arrived.append(request)
         else:
             # All is cached but nothing is known to go on from: the last token is computed again, in a block of its own.
             self.kv.free(request_id)
             request.num_computed_tokens = 0
             request.status = RequestStatus.PREEMPTED
-            self._waiting.appendleft(request)
+        self._waiting.add(request)
         return None
 
     # ---- ends ----------------------------------------------------------------------------------------------------
@@ -288,23 +275,18 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None or request.granted:
             return
-        request.granted = True
         self.holds.discard(request)
-        if request.status is RequestStatus.WAITING:
-            self._waiting.remove(request)
-            self._granted.append(request)
-        elif request.status is RequestStatus.HELD and not self.kv.num_blocks(request_id):
-            request.refills = True
+        is_waiting = self._waiting.discard(request)
+        request.granted = True
+        if request.status is RequestStatus.HELD and not self.kv.num_blocks(request_id):
+            request.refills = is_waiting = True
             request.status = RequestStatus.WAITING
-            self._granted.append(request)
+        if is_waiting:
+            self._waiting.add(request)
 
     def next_to_start(self) -> Request | None:
         """The request at the head of the queue, with or without room for it; those of a full share are passed over."""
-        if self.has_preempted:
-            return self._waiting[0]
-        if self._granted:
-            return self._granted[0]
-        return next((request for request in self._waiting if self.holds.may_start(request)), None)
+        return next(filter(self.holds.may_start, self._waiting.to_start()), None)
 
     def num_blocks_before(self, request: Request) -> int:
         """Blocks that the next request to start needs, if it came before ``request``, which waits for KV."""
@@ -339,7 +321,7 @@ class Scheduler:
         if self._must_drain:
             return None
         decodes, prompts = self._to_advance()
-        num_decodes = len(decodes) + len(self._arrived) or self._num_reserved()
+        num_decodes = len(decodes) + self._waiting.num_arrived or self._num_reserved()
         num_prompt_tokens = self.prompt_share.num_tokens(num_decodes, self._token_budget)
         plan = StepPlan(self._token_budget, num_prompt_tokens, self._max_logits_rows)
         num_preemptions = self.counters.preemptions
@@ -362,7 +344,7 @@ class Scheduler:
         results = []
         for request in requests:
             id = request.request_id
-            sampled = sampled_token_ids.get(id, _NOTHING)
+            sampled = sampled_token_ids.get(id, ())
             result = self._advance(request, num_scheduled_tokens[id], sampled, logprobs.get(id), now)
             if id in prompt_logprobs:
                 result = result._replace(prompt_logprobs=_take_new(request, prompt_logprobs[id]))
@@ -416,20 +398,28 @@ class Scheduler:
         return decodes, prompts
 
     def _advance_running(self, requests: list[Request], plan: StepPlan) -> bool:
-        """Shares for running requests; False where one must be preempted, and steps in flight may write its blocks."""
+        """Shares for running requests, for whose blocks others are preempted, and at last they themselves.
+
+        False where one must be preempted, and steps in flight may write its blocks.
+        """
         for request in requests:
             share = plan.share(request)
             if share == 0:
                 break
             if request.status is not RequestStatus.RUNNING:
                 continue
-            num_tokens = request.num_scheduled_tokens + share
-            if not self.kv.append(request, num_tokens):
-                if self._steps and self._victim() is not None:
+            while not self.kv.append(request, request.num_scheduled_tokens + share):
+                victim = self._victim()
+                if victim is None:
+                    break
+                if self._steps:
                     return False
-                if not self._make_room(request, num_tokens, plan):
-                    continue
-            plan.add(request, share)
+                plan.drop(victim)
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                plan.add(request, share)
         return True
 
     def _will_end(self, request: Request) -> bool:
@@ -442,18 +432,6 @@ class Scheduler:
             or request.num_output_tokens + num_coming >= request.sampling.max_tokens
             or request.num_tokens + num_coming >= self.max_model_len
         )
-
-    def _make_room(self, request: Request, num_tokens: int, plan: StepPlan) -> bool:
-        """Blocks for so many tokens of the request, for which others are preempted, and at last it itself."""
-        while not self.kv.append(request, num_tokens):
-            victim = self._victim()
-            if victim is None:
-                return False
-            plan.drop(victim)
-            self._preempt(victim)
-            if victim is request:
-                return False
-        return True
 
     def _victim(self) -> Request | None:
         """The latest one of those that matter least."""
@@ -471,7 +449,7 @@ class Scheduler:
         request.num_computed_tokens = 0
         request.num_preemptions += 1
         self.counters.preemptions += 1
-        self._waiting.appendleft(request)
+        self._waiting.add(request)
 
     def _admit(self, plan: StepPlan, now: float, *, arrived_only: bool) -> None:
         """Requests whose KV has arrived have their blocks; the others come in order, as long as the first one fits.
@@ -480,37 +458,38 @@ class Scheduler:
         behind it.
         """
         while plan.budget > 0 and plan.num_rows > 0 and len(self._running) < self._max_num_seqs:
-            if self._arrived:
-                request = self._arrived.popleft()
+            request = self._waiting.first_arrived()
+            if request is not None:
+                self._waiting.discard(request)
                 if not self.kv.append(request, request.num_scheduled_tokens + plan.share(request)):
                     # More tokens were generated elsewhere than there is room for.
                     self._give_up_blocks(request)
                     return
             else:
                 has_share = plan.num_prompt_tokens > 0 or self.has_preempted
-                head = self.next_to_start() if has_share and not arrived_only else None
-                if head is None or not self._allocate(head):
+                request = self.next_to_start() if has_share and not arrived_only else None
+                if request is None or not self._allocate(request):
                     return
-                request = head
-                (self._granted if request.granted else self._waiting).remove(request)
+                self._waiting.discard(request)
                 if request.hands_over and not request.granted:
                     self.holds.add(request)
-            request.status = RequestStatus.RUNNING
-            self._running.append(request)
             request.stamp(RequestEvent.SCHEDULED, now)
-            share = plan.share(request)
-            if share:
-                plan.add(request, share)
+            self._run(request, plan)
 
     def _decode_on(self, plan: StepPlan, now: float) -> None:
         """The next tokens of finished prompts whose receivers are full; only where there is no prompt to run."""
         for request in self.holds.to_decode_on(now):
             if plan.budget == 0 or len(self._running) == self._max_num_seqs:
                 return
-            request.status = RequestStatus.RUNNING
-            self._running.append(request)
             self.holds.resumed(request)
-            plan.add(request, 1)
+            self._run(request, plan)
+
+    def _run(self, request: Request, plan: StepPlan) -> None:
+        """From now on it is part of steps, of this one if it gets a share."""
+        request.status = RequestStatus.RUNNING
+        self._running.append(request)
+        if share := plan.share(request):
+            plan.add(request, share)
 
     def _allocate(self, request: Request) -> bool:
         """Blocks for all known tokens and one more. One whose blocks are promised may have those of holds."""
@@ -634,9 +613,9 @@ class Scheduler:
     def _end(self, request: Request, outcome: Outcome) -> None:
         del self._requests[request.request_id]
         self.holds.discard(request)
-        for queue in (self._running, self._arrived, self._granted, self._waiting):
-            if request in queue:
-                queue.remove(request)
+        self._waiting.discard(request)
+        if request in self._running:
+            self._running.remove(request)
         if request.last_step > self._num_retired:
             # The device may still write to its blocks.
             self._steps[request.last_step - self._num_retired - 1].freed.append(self.kv.detach(request.request_id))
@@ -645,6 +624,3 @@ class Scheduler:
         self._builder.forget(request.request_id)
         request.status = RequestStatus.FINISHED
         self.counters.count_end(outcome)
-
-    def _count(self, status: RequestStatus) -> int:
-        return sum(request.status is status for request in self._requests.values())

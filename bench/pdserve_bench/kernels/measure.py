@@ -1,5 +1,6 @@
 """Repetitions of steps, turn by turn: floors, scenarios and backends alternate, so that what else the machine does
-meets them all alike."""
+meets them all alike. Memory changes its pace within a second where others use it too: each step has a bandwidth of its
+own, measured right before it."""
 
 from __future__ import annotations
 
@@ -26,6 +27,7 @@ class StepSamples:
 
     Attributes:
         seconds, costs: of steps as the backend computes them.
+        floors_s, memory_s: what the machine would have needed then, for all of a step and for its bytes alone.
         operations: of steps that are computed operation by operation, by name.
         outside_s: what of a step was neither in the backend's own decoder, where it has one, nor in an operation.
     """
@@ -34,13 +36,15 @@ class StepSamples:
     backend: str
     seconds: list[float] = field(default_factory=list)
     costs: list[Cost] = field(default_factory=list)
+    floors_s: list[float] = field(default_factory=list)
+    memory_s: list[float] = field(default_factory=list)
     operations: list[dict[str, OperationTime]] = field(default_factory=list)
     outside_s: list[float] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class Samples:
-    """``bandwidths``: bytes per second; ``peaks``: FLOPs per second; one of each per repetition."""
+    """``bandwidths``: bytes per second, one per step; ``peaks``: FLOPs per second, one per repetition."""
 
     bandwidths: list[float] = field(default_factory=list)
     peaks: list[float] = field(default_factory=list)
@@ -78,18 +82,21 @@ def measure(
     bandwidth.measure()
     peak.measure()
     for repetition in range(repetitions):
-        samples.bandwidths.append(bandwidth.measure())
         samples.peaks.append(peak.measure())
         for steps, driver in runs if repetition % 2 == 0 else reversed(runs):
             on_step(f"{steps.scenario.name}, {steps.backend}")
-            _sample(steps, driver)
+            samples.bandwidths.append(bandwidth.measure())
+            _sample(steps, driver, samples.bandwidths[-1], samples.peaks[-1])
     return samples
 
 
-def _sample(steps: StepSamples, driver: Driver) -> None:
+def _sample(steps: StepSamples, driver: Driver, bandwidth: float, peak: float) -> None:
     seconds, query_lens, seq_lens = driver.step(steps.scenario)
+    cost = step_cost(driver.model_config, driver.itemsize, query_lens, seq_lens, driver.kv_itemsize)
     steps.seconds.append(seconds)
-    steps.costs.append(step_cost(driver.model_config, driver.itemsize, query_lens, seq_lens, driver.kv_itemsize))
+    steps.costs.append(cost)
+    steps.floors_s.append(cost.floor_s(bandwidth, peak))
+    steps.memory_s.append(cost.num_bytes / bandwidth)
     backend = driver.backend
     outside_s = seconds - backend.decoder_s
     backend.start()

@@ -38,8 +38,8 @@ class StepResult:
         seconds: of whole steps.
         num_bytes, flops: what a step costs at least, mean over the repetitions.
         memory_s, matrix_s: the two floors, at the run's median bandwidth and peak.
-        ratio: median step over the higher floor.
-        memory_ratio: median step over ``memory_s``.
+        ratio: of a step to the higher floor at the bandwidth measured right before it; median.
+        memory_ratio: the same to its bytes over that bandwidth.
         best_ratio: fastest step over the floor at the highest bandwidth and peak that were seen.
         peak_share: FLOPs per second over the peak, medians.
         outside_s: not in the backend: inputs, sampling, and Python; also what lies between operations, where the
@@ -107,8 +107,8 @@ def _step(steps: StepSamples, bandwidth: Distribution, peak: Distribution, basel
         flops=flops,
         memory_s=memory_s,
         matrix_s=matrix_s,
-        ratio=seconds.p50 / max(memory_s, matrix_s),
-        memory_ratio=seconds.p50 / memory_s,
+        ratio=_median_ratio(steps.seconds, steps.floors_s),
+        memory_ratio=_median_ratio(steps.seconds, steps.memory_s),
         best_ratio=min(step / floor for step, floor in zip(steps.seconds, lowest_floors, strict=True)),
         peak_share=flops / seconds.p50 / peak.p50,
         outside_s=median(steps.outside_s),
@@ -142,6 +142,10 @@ def _distribution(values: Sequence[float]) -> Distribution:
     found = distribution(values)
     assert found is not None, "a run has at least one repetition"
     return found
+
+
+def _median_ratio(values: Sequence[float], floors: Sequence[float]) -> float:
+    return median(value / floor for value, floor in zip(values, floors, strict=True))
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -56,8 +56,9 @@ def _steps(bench: KernelsBench, result: Result) -> Table:
     columns.append("speed-up")
     note = (
         "memory: weights and KV over read bandwidth; matrix: FLOPs over matrix peak; medians, ms. floor: the "
-        "higher of the two; at best: fastest step over the floor at the highest bandwidth and peak. outside: ms not in "
-        "the backend (inputs, sampling, Python)"
+        "higher of the two. The ratios are medians of each step over its own floor, with the bandwidth measured right "
+        "before it; at best: fastest step over the floor at the highest bandwidth and peak. outside: ms not in the "
+        "backend (inputs, sampling, Python)"
     )
     if bench.baseline is not None:
         note += f". speed-up: over {bench.baseline}"

@@ -37,7 +37,7 @@ class Listener(Protocol):
     """Takes care of what nodes say while its task waits, so that no task is woken for every token."""
 
     def take(self) -> bool:
-        """There is something to ``poll``. True ends the task's wait. Raises nothing: others wait for their turn."""
+        """There is something to ``poll``. True ends the task's wait, and so does what this raises."""
         ...
 
     def flush(self) -> None:
@@ -91,8 +91,11 @@ class Attempt:
         waiter = self._waiter
         if waiter is None or waiter.done():
             return
-        if self._listener is None or self._listener.take():
-            waiter.set_result(None)
+        try:
+            if self._listener is None or self._listener.take():
+                waiter.set_result(None)
+        except Exception as error:  # whatever it is, it is this request's and not its neighbours'
+            waiter.set_exception(error)
 
     def flush(self) -> None:
         if self._listener is not None:
@@ -311,10 +314,10 @@ class Dispatcher:
 
     def on_outputs(self, node: Node, outputs: Sequence[RequestOutput]) -> None:
         live, spoken_of = self._live, {}
+        half = Half(node.role)
         for output in outputs:
             attempt = live.get(output.id)
             if attempt is not None:
-                half = Half.PREFILL if attempt.nodes.get(Half.PREFILL) is node else Half.DECODE
                 attempt.deliver(half, output)
                 if output.token_ids or output.end is not None:
                     self._backlog.started(attempt.id, output.prefill.computed_tokens if output.prefill else None)

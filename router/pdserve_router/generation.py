@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from aiohttp import web
@@ -95,6 +94,7 @@ class Choice:
         start: sends the attempt, to the nodes of the one given where there is one.
         restart: sends another one in the place of one that failed, or raises its error.
         leader: the first choice of the same prompt.
+        trace: is told of the tokens.
 
     Attributes:
         seen: output tokens so far.
@@ -110,6 +110,7 @@ class Choice:
         start: Callable[[PromptRun, int, Attempt | None], Attempt],
         restart: Callable[[Choice, Attempt, RouterError], Attempt],
         leader: Choice | None,
+        trace: RequestTrace,
     ) -> None:
         self.index = index
         self.prompt = prompt
@@ -121,6 +122,7 @@ class Choice:
         self._start = start
         self._restart = restart
         self._leader = leader
+        self._trace = trace
 
     async def begin(self) -> Attempt:
         """Send the attempt: all choices of a prompt go on from what is computed, and handed over, for the first."""
@@ -143,18 +145,19 @@ class Choice:
         self.attempt = self._restart(self, self.attempt, error)
         return self.attempt
 
-    def process(self, progress: Progress, *, with_logprobs: bool) -> Delta:
+    def process(self, progress: Progress) -> Delta:
         """Text of the next tokens."""
-        attempt = self.attempt
-        if with_logprobs and len(progress.logprobs) != len(progress.token_ids) and attempt is not None:
+        processor, attempt, before = self.processor, self.attempt, self.processor.num_tokens
+        if processor.with_logprobs and len(progress.logprobs) != len(progress.token_ids) and attempt is not None:
             nodes = " and ".join(node.name for node in attempt.nodes.values())
             raise NodeFailed(nodes, "internal", "tokens came without their log probabilities")
         self.seen += progress.token_ids
-        delta = self.processor.process(progress.token_ids, progress.logprobs, progress.finished)
+        delta = processor.process(progress.token_ids, progress.logprobs, progress.finished)
         if delta.stopped and attempt is not None:
             attempt.life.stop()
-        if self.processor.num_tokens > 1 or delta.reason is not None:
+        if before <= 1 < processor.num_tokens or delta.reason is not None:
             self.prompt.begun.set()
+        self._trace.on_tokens(processor.num_tokens - before, self.index)
         return delta
 
     @property
@@ -248,18 +251,18 @@ class Generation:
     async def _stream(self, choice: Choice, events: EventStream) -> AnswerReason:
         request, chunks = self._request, self.form.chunks(choice.index)
         usage = usage_field(None) if request.include_usage else b""
-        is_first = True
+        continuous_usage, is_parsed, is_first = request.continuous_usage, choice.is_parsed, True
 
         def show(delta: Delta) -> None:
             nonlocal usage, is_first
-            if request.continuous_usage:
+            if continuous_usage:
                 usage = usage_field(choice.usage())
             if is_first:
                 is_first = False
                 events.put(chunks.first(usage))
                 if choice.prompt.echo or choice.prompt.echo_offsets:
                     events.put(chunks.text(choice.prompt.echo, choice.echo_entries(), usage))
-            if choice.is_parsed:
+            if is_parsed:
                 events.put(chunks.pieces(choice.pieces(delta), delta.entries, usage))
             elif delta.text or delta.entries:
                 events.put(chunks.text(delta.text, delta.entries, usage))
@@ -277,15 +280,9 @@ class Generation:
         attempt = await choice.begin()
         while True:
             try:
-                return await _Listening(attempt, partial(self._process, choice), show, events).until_end(), attempt
+                return await _Listening(attempt, choice, show, events).until_end(), attempt
             except RouterError as error:
                 attempt = choice.go_on_elsewhere(error)
-
-    def _process(self, choice: Choice, progress: Progress) -> Delta:
-        before = choice.processor.num_tokens
-        delta = choice.process(progress, with_logprobs=self._request.logprobs is not None)
-        self.trace.on_tokens(choice.processor.num_tokens - before, choice.index)
-        return delta
 
     def _usage(self) -> Usage:
         """Of the whole request: each prompt counts once, whatever the number of its choices."""
@@ -304,7 +301,7 @@ class _Listening:
     """Takes what the nodes say of one choice, as it comes: a Listener.
 
     Args:
-        process: makes text of tokens.
+        choice: makes text of tokens.
         show: gets every text, the last one as well.
         events: where ``show`` puts it, if it is streamed.
     """
@@ -312,23 +309,20 @@ class _Listening:
     def __init__(
         self,
         attempt: Attempt,
-        process: Callable[[Progress], Delta],
+        choice: Choice,
         show: Callable[[Delta], None],
         events: EventStream | None = None,
     ) -> None:
         self._attempt = attempt
-        self._process = process
+        self._choice = choice
         self._show = show
         self._events = events
         self._end: Delta | None = None
-        self._fault: Exception | None = None
 
     async def until_end(self) -> Delta:
         """The last text, when it has been shown."""
         while self._end is None:
-            if self._fault is not None:
-                raise self._fault
-            if not self._take():
+            if not self.take():
                 self.flush()
                 await self._attempt.wait(self)
             elif self._events is not None:
@@ -340,18 +334,12 @@ class _Listening:
         return self._end
 
     def take(self) -> bool:
-        try:
-            return self._take()
-        except Exception as error:  # whatever it is, it is this request's and not its neighbours'
-            self._fault = error
-            return True
-
-    def _take(self) -> bool:
+        attempt = self._attempt
         for _ in range(_MAX_CHUNKS_A_TURN):
-            progress = self._attempt.poll()
+            progress = attempt.poll()
             if progress is None:
                 return self._events is not None and self._events.needs_task
-            delta = self._process(progress)
+            delta = self._choice.process(progress)
             self._show(delta)
             if delta.reason is not None:
                 self._end = delta

@@ -6,10 +6,10 @@ other's says it: the prefill node sends position 0 at once, the decode node repe
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+import msgspec
 from pdserve_protocol.outputs import Aborted, Failed, Finished, HandedOver
 
 from pdserve_router.errors import NodeFailed, RouterError
@@ -30,12 +30,11 @@ class Half(Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """What one output brought: new tokens in order, and the end where all of them are in."""
 
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
     finished: Finished | None = None
 
 

@@ -6,9 +6,10 @@ stop string; text and log probabilities hold neither, unless the client wants th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 from pdserve_text.detokenizer import IncrementalDetokenizer
 from pdserve_text.stop import StopStrings
 
@@ -31,12 +32,11 @@ class TokenEntry:
     is_first_of_prompt: bool = False
 
 
-@dataclass(slots=True)
-class Delta:
+class Delta(msgspec.Struct):
     """What can be shown now. ``reason`` is set in the last one; ``stopped`` where a stop string ended the output."""
 
     text: str = ""
-    entries: list[TokenEntry] = field(default_factory=list)
+    entries: list[TokenEntry] = []
     reason: FinishReason | None = None
     stopped: bool = False
 
@@ -54,6 +54,7 @@ class OutputProcessor:
 
     Attributes:
         num_tokens: generated tokens so far.
+        with_logprobs: as given.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class OutputProcessor:
         )
         self._stop = StopStrings(stop) if stop else None
         self._min_tokens = min_tokens
-        self._with_logprobs = with_logprobs
+        self.with_logprobs = with_logprobs
         self._include_stop = include_stop
         self._pending: list[TokenEntry] = []
         self._made = self._shown = text_offset
@@ -87,7 +88,7 @@ class OutputProcessor:
         Its reason "stop" means that the last token is an end token, which is no text unless it was asked for.
         """
         ends_itself = finished is not None and finished.reason == "stop" and not self._include_stop
-        if self._stop is None and not self._with_logprobs:
+        if self._stop is None and not self.with_logprobs:
             self.num_tokens += len(token_ids)
             text = self._detokenizer.push(token_ids[:-1] if ends_itself else token_ids)
             if finished is None:
@@ -99,7 +100,7 @@ class OutputProcessor:
             self.num_tokens += 1
             if ends_itself and i == last:
                 break
-            if self._with_logprobs:
+            if self.with_logprobs:
                 self._pending.append(TokenEntry(logprobs[i], self._made))
             shown, matched = self._push(token_id)
             parts.append(shown)

@@ -188,6 +188,7 @@ class Answer:
         self._num_prompt_top = num_prompt_top
         self._tokenizer = tokenizer
         self._num_top = num_top
+        self.with_logprobs = num_top is not None
         self._include_usage = include_usage
         self.head: dict[str, Any] = {
             "id": form.id_prefix + unique,
@@ -246,11 +247,10 @@ class Chunks:
 
     def text(self, text: str, entries: Sequence[TokenEntry], usage: bytes) -> bytes:
         """A chunk of text."""
-        logprobs = self._answer.logprobs(entries)
-        if logprobs is None:
-            return self._prefix + _encode(text) + self._suffix + usage + b"}\n\n"
-        end = self._answer.form.text_end + _encode(logprobs) + b',"finish_reason":null}]'
-        return self._prefix + _encode(text) + end + usage + b"}\n\n"
+        end = self._suffix
+        if self._answer.with_logprobs:
+            end = self._answer.form.text_end + _encode(self._answer.logprobs(entries)) + b',"finish_reason":null}]'
+        return b"".join((self._prefix, _encode(text), end, usage, b"}\n\n"))
 
     def pieces(self, pieces: Sequence[Piece], entries: Sequence[TokenEntry], usage: bytes) -> bytes:
         """Chunks of an answer that is taken apart, one a piece. Log probabilities come with the first."""

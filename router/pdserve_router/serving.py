@@ -215,7 +215,7 @@ class Serving:
                     text_offset=len(prompt.echo),
                 )
                 parser = parsers.new(prompt.token_ids)
-                choice = Choice(len(choices), sample, prompt, processor, parser, start, restart, leader)
+                choice = Choice(len(choices), sample, prompt, processor, parser, start, restart, leader, trace)
                 leader = leader or choice
                 choices.append(choice)
         return Generation(request, _form(request, served), choices, trace)

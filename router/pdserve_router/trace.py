@@ -37,18 +37,18 @@ class RequestTrace:
     def on_tokens(self, count: int, choice: int = 0) -> None:
         """``count`` tokens of a choice came from the nodes."""
         now = time.monotonic()
-        if self._first_token is None:
-            self._first_token = now
-            self._metrics.ttft.observe(now - self.arrived)
         last = self._last_tokens.get(choice)
-        if last is None:
-            count -= 1
-            self.num_output_tokens += 1
-        if count > 0:
-            gap = 0.0 if last is None else (now - last) / count
-            self._metrics.itl.observe(gap, count)
-            self.num_output_tokens += count
         self._last_tokens[choice] = now
+        self.num_output_tokens += count
+        if last is None:
+            if self._first_token is None:
+                self._first_token = now
+                self._metrics.ttft.observe(now - self.arrived)
+            # There is no time before a choice's first token.
+            last = now
+            count -= 1
+        if count > 0:
+            self._metrics.itl.observe((now - last) / count, count)
 
     def on_end(self) -> None:
         """The request is over: count it and say so."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import wait
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from pdserve_protocol.requests import AddRequest
-    from pdserve_protocol.sampling import Grammar, SamplingParams
+    from pdserve_protocol.sampling import SamplingParams
+    from pdserve_text.grammar import GrammarMatcher
 
     from pdserve_engine.counters import EngineCounters, Outcome
     from pdserve_engine.executor import Executor
@@ -75,15 +77,24 @@ class EngineCore:
     def step_in_flight(self) -> bool:
         return bool(self._steps)
 
-    def add_request(self, message: AddRequest, now: float) -> Request:
+    def add_request(
+        self,
+        message: AddRequest,
+        now: float,
+        when_compiled: Callable[[Request, Future[GrammarMatcher]], None] | None = None,
+    ) -> Request:
         """Takes a request, whole or one half, into the scheduler.
+
+        Args:
+            when_compiled: told on another thread that its grammar was compiled, well or not, which is then to be told
+                to ``grammar_compiled``; all others go on meanwhile. Without it a grammar is compiled at once.
 
         Raises:
             DoesNotFit: it could never be computed, however long it waited.
             BadRequest: a field has a value that the engine cannot work with, or the id is taken.
         """
         self._check(message)
-        sampling = message.sampling
+        sampling, grammar = message.sampling, message.sampling.grammar
         if message.receive_from is not None:
             # The node that computes the prompt reports them.
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
@@ -98,11 +109,23 @@ class EngineCore:
             hands_over=message.send_to is not None,
             receiver=message.send_to.boot_id if message.send_to is not None else "",
         )
+        if grammar is not None:
+            assert self._grammars is not None, "checked"
+            if when_compiled is None:
+                request.grammar = self._grammars.compile(grammar)
+            else:
+                request.waits_for_grammar = True
+                self._grammars.begin_compile(grammar).add_done_callback(partial(when_compiled, request))
         if message.receive_from is not None:
             self.scheduler.add_waiting_for_kv(request, now)
         else:
             self.scheduler.add_request(request, now)
         return request
+
+    def grammar_compiled(self, request: Request, future: Future[GrammarMatcher]) -> None:
+        """The request may start. Raises BadRequest where its grammar has a fault: then it never does."""
+        request.grammar = future.result()
+        self.scheduler.grammar_compiled(request)
 
     def abort(self, request_id: str, now: float, outcome: Outcome = "aborted") -> Request | None:
         """Ends a request in whatever state; None where the id is unknown (it may just have ended)."""
@@ -189,13 +212,8 @@ class EngineCore:
         if len(message.output_token_ids) >= message.sampling.max_tokens:
             raise BadRequest("the output is complete: it has max_tokens tokens")
         self._check_length(message)
-        if message.sampling.grammar is not None:
-            self._check_grammar(message.sampling.grammar)
-
-    def _check_grammar(self, grammar: Grammar) -> None:
-        if self._grammars is None:
+        if message.sampling.grammar is not None and self._grammars is None:
             raise BadRequest("grammar: this node has no tokenizer to go with it")
-        self._grammars.check(grammar)
 
     def _check_ids(self, field: str, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

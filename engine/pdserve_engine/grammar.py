@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 from pdserve_text.errors import BadGrammar
@@ -69,7 +70,7 @@ class GrammarState:
 
 
 class Grammars:
-    """The grammars of one engine. ``check`` may be called on another thread than ``state``.
+    """The grammars of one engine. Safe to use from several threads.
 
     Args:
         vocab_size: logits of the model.
@@ -79,18 +80,29 @@ class Grammars:
         self._compiler = compiler
         self._vocab_size = vocab_size
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammar")
+        self._compiling = ThreadPoolExecutor(max_workers=1, thread_name_prefix="compile")
+        self._compiled: WeakValueDictionary[Grammar, GrammarMatcher] = WeakValueDictionary()
 
-    def check(self, grammar: Grammar) -> None:
-        """Compiles a grammar, so that ``state`` finds it. Raises BadRequest."""
-        try:
-            self._compiler.check(grammar.kind, grammar.source)
-        except BadGrammar as error:
-            raise BadRequest(f"grammar: {error}") from error
+    def compile(self, grammar: Grammar) -> GrammarMatcher:
+        """At its start, for ``state`` to copy as long as somebody keeps it. Raises BadRequest."""
+        matcher = self._compiled.get(grammar)
+        if matcher is None:
+            try:
+                matcher = self._compiler.matcher(grammar.kind, grammar.source)
+            except BadGrammar as error:
+                raise BadRequest(f"grammar: {error}") from error
+            self._compiled[grammar] = matcher
+        return matcher
+
+    def begin_compile(self, grammar: Grammar) -> Future[GrammarMatcher]:
+        """Compiles it on a thread of its own, one after the other."""
+        return self._compiling.submit(self.compile, grammar)
 
     def state(self, grammar: Grammar) -> GrammarState:
-        """At the start of a grammar that has been checked."""
-        return GrammarState(self._compiler.matcher(grammar.kind, grammar.source), self._thread, self._vocab_size)
+        """At the start of a grammar, at once where it is compiled."""
+        return GrammarState(self.compile(grammar).copy(), self._thread, self._vocab_size)
 
     def close(self) -> None:
-        """Ends the thread. Idempotent."""
+        """Ends the threads. Idempotent."""
+        self._compiling.shutdown(cancel_futures=True)
         self._thread.shutdown()

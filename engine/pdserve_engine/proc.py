@@ -39,6 +39,7 @@ from pdserve_engine.errors import RequestRejected, StepNotRun
 from pdserve_engine.handoff_stats import merged
 from pdserve_engine.outbox import OpenRequest, Outbox
 from pdserve_engine.receiving import Receiving, transfer_proof
+from pdserve_engine.request import RequestStatus
 from pdserve_engine.sending import Sending
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ if TYPE_CHECKING:
 
     from pdserve_kv_transfer.mover import Mover
     from pdserve_protocol.outputs import ErrorCode
+    from pdserve_text.grammar import GrammarMatcher
 
     from pdserve_engine.core import EngineCore
     from pdserve_engine.door import NodeDoor, Route, Visitor
     from pdserve_engine.process_memory import ProcessMemory
     from pdserve_engine.receiving import ReceivePolicy
+    from pdserve_engine.request import Request
     from pdserve_engine.scheduler import StepResult
     from pdserve_engine.scheduler_output import ModelRunnerOutput
     from pdserve_engine.sending import SendPolicy
@@ -76,11 +79,19 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarCompiled:
+    """The grammar of a request is compiled, well or not."""
+
+    request: Request
+    future: Future[GrammarMatcher]
+
+
+@dataclass(frozen=True, slots=True)
 class Drain:
     """Finish what is here, take nothing new, end."""
 
 
-Event = DoorEvent | MoverEvent | StepDone | Drain
+Event = DoorEvent | MoverEvent | StepDone | GrammarCompiled | Drain
 
 
 class EngineCoreProc:
@@ -205,6 +216,8 @@ class EngineCoreProc:
                 self._on_message(route, message, now)
             case StepDone(future=future, ended_at=ended_at):
                 self._on_step_done(future, ended_at, now)
+            case GrammarCompiled(request=request, future=future):
+                self._on_grammar(request, future, now)
             case VisitorSilent(visitor=visitor):
                 self._on_silence(visitor, now)
             case Drain():
@@ -323,7 +336,9 @@ class EngineCoreProc:
         refusal = self._refusal(message)
         if refusal is None:
             try:
-                request = self.core.add_request(message, now)
+                request = self.core.add_request(
+                    message, now, lambda request, future: self.inbox.put(GrammarCompiled(request, future))
+                )
             except RequestRejected as error:
                 refusal = (error.code, error.message)
         if refusal is not None:
@@ -338,6 +353,14 @@ class EngineCoreProc:
             self._sending.accept(request, message.send_to)
         if message.receive_from is not None:
             self._receiving.accept(request, message.receive_from, now)
+
+    def _on_grammar(self, request: Request, future: Future[GrammarMatcher], now: float) -> None:
+        if request.status is RequestStatus.FINISHED:
+            return
+        try:
+            self.core.grammar_compiled(request, future)
+        except RequestRejected as error:
+            self._end(request.request_id, Failed(code=error.code, message=error.message), now)
 
     def _on_retarget(self, route: Route, message: Retarget, now: float) -> None:
         """The half goes on under its new id; the old one has had its end."""

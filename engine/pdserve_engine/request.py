@@ -13,6 +13,7 @@ from pdserve_protocol.outputs import PrefillProof
 
 if TYPE_CHECKING:
     from pdserve_protocol.sampling import SamplingParams
+    from pdserve_text.grammar import GrammarMatcher
 
 
 class RequestStatus(Enum):
@@ -54,6 +55,8 @@ class Request:
         refills: its blocks were given up after it was HELD; all known tokens but the last are computed again, and
             nothing is sampled.
         pinned: never preempted; true where it hands over.
+        waits_for_grammar: its grammar is being compiled; it starts after that.
+        grammar: compiled; who keeps it need not compile it again.
         spec_token_ids: draft tokens to verify (part of the contract; empty).
         num_computed_tokens: tokens whose KV is in the request's blocks, by retired steps.
         num_tokens_in_flight: tokens that steps in flight compute, beginning with the first that is not computed.
@@ -82,6 +85,8 @@ class Request:
     granted: bool = False
     refills: bool = False
     pinned: bool = False
+    waits_for_grammar: bool = False
+    grammar: GrammarMatcher | None = None
     status: RequestStatus = RequestStatus.WAITING
     spec_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0

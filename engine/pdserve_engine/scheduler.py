@@ -284,6 +284,13 @@ class Scheduler:
         if is_waiting:
             self._waiting.add(request)
 
+    def grammar_compiled(self, request: Request) -> None:
+        """It need not wait for its grammar any more."""
+        is_waiting = self._waiting.discard(request)
+        request.waits_for_grammar = False
+        if is_waiting:
+            self._waiting.add(request)
+
     def next_to_start(self) -> Request | None:
         """The request at the head of the queue, with or without room for it; those of a full share are passed over."""
         return next(filter(self.holds.may_start, self._waiting.to_start()), None)

@@ -1,7 +1,8 @@
 """WaitingQueue: requests that wait for their first or next step, in the order in which they get one.
 
 First those whose KV has arrived, which have their blocks; then preempted ones, the latest first; then granted ones;
-then all others by priority. Equals come in the order in which they were added. Knows nothing of blocks or steps.
+then all others by priority. Equals come in the order in which they were added. Whose grammar is being compiled waits
+behind them all. Knows nothing of blocks or steps.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
     from pdserve_engine.request import Request
 
-_ARRIVED, _PREEMPTED, _GRANTED, _NEW = range(4)
+_ARRIVED, _PREEMPTED, _GRANTED, _NEW, _NOT_READY = range(5)
 
 
 def _rank(request: Request) -> tuple[int, int]:
+    if request.waits_for_grammar:
+        return _NOT_READY, 0
     if request.status is RequestStatus.PREEMPTED:
         return _PREEMPTED, 0
     if RequestEvent.KV_ARRIVED in request.events:
@@ -39,7 +42,7 @@ class WaitingQueue:
     @property
     def num_arrived(self) -> int:
         """Of these, those whose KV has arrived."""
-        return bisect_left(self._requests, (_PREEMPTED, 0), key=_rank)
+        return self._num_before(_PREEMPTED)
 
     @property
     def has_preempted(self) -> bool:
@@ -53,7 +56,7 @@ class WaitingQueue:
 
     def to_start(self) -> Iterator[Request]:
         """Those that need blocks."""
-        return (self._requests[index] for index in range(self.num_arrived, len(self._requests)))
+        return (self._requests[index] for index in range(self.num_arrived, self._num_before(_NOT_READY)))
 
     def add(self, request: Request) -> None:
         """Puts a request in its place."""
@@ -66,3 +69,6 @@ class WaitingQueue:
             return False
         self._requests.remove(request)
         return True
+
+    def _num_before(self, rank: int) -> int:
+        return bisect_left(self._requests, (rank, 0), key=_rank)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pdserve_engine.door import Arrived, VisitorSilent
 from pdserve_engine.proc import TURN_S
@@ -35,10 +35,10 @@ class Slow:
         self.added: list[str] = []
         add_request = self.node.engine.core.add_request
 
-        def slowly(message: AddRequest, now: float) -> object:
+        def slowly(message: AddRequest, *rest: Any) -> object:
             self.added.append(message.id)
             self.world.now += share * TURN_S
-            return add_request(message, now)
+            return add_request(message, *rest)
 
         if stream:
             self.add("stream", max_tokens=50)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
+    from pdserve_engine.grammar import Grammars
     from pdserve_engine.scheduler import StepResult
     from pdserve_engine.scheduler_output import ModelRunnerOutput, SchedulerOutput
 
@@ -55,6 +56,7 @@ class Engine:
         itl_target_s: float | None = None,
         manual: bool = False,
         depth: int = 1,
+        grammars: Grammars | None = None,
     ) -> None:
         self.depth = depth
         self.executor = FakeExecutor(num_blocks, block_size, VOCAB, manual=manual)
@@ -71,7 +73,7 @@ class Engine:
             end_token_ids=end_token_ids,
         )
         limits = EngineLimits(max_model_len=max_model_len, kv_capacity_tokens=num_blocks * block_size, vocab_size=VOCAB)
-        self.core = EngineCore(self.scheduler, self.executor, limits)
+        self.core = EngineCore(self.scheduler, self.executor, limits, grammars)
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, list[object]] = {}

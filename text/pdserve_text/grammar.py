@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GrammarKind = Literal["json_schema", "json_object", "regex", "choice", "grammar"]
 
 NUM_KEPT_GRAMMARS = 64
-# Others wait while a grammar is compiled: 50 ms at most (with the library's default, a second and a half).
+# Other grammars wait while one is compiled: 50 ms at most (with the library's default, a second and a half).
 _LIMITS = LLParserLimits(initial_lexer_fuel=100_000, verbose_errors=False)
 _JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -44,6 +44,10 @@ class GrammarMatcher:
     def mask(self) -> bytes:
         """The tokens that may come next, as bits; other threads run meanwhile. End ids where the output may end."""
         return self._matcher.compute_bitmask()
+
+    def copy(self) -> GrammarMatcher:
+        """Another one at the same place."""
+        return GrammarMatcher(self._matcher.deep_copy())
 
     def append(self, token_id: int) -> bool:
         """Takes the next token; False where the grammar does not allow it, and from then on."""

@@ -54,7 +54,6 @@ class EventStream:
         if data and not transport.is_closing():
             transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
-    @property
     def needs_task(self) -> bool:
         """``catch_up`` is what there is to do: there are no headers yet, or the client does not read fast enough."""
         if self._writer is None:

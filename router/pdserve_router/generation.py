@@ -338,7 +338,7 @@ class _Listening:
         for _ in range(_MAX_CHUNKS_A_TURN):
             progress = attempt.poll()
             if progress is None:
-                return self._events is not None and self._events.needs_task
+                return self._events is not None and self._events.needs_task()
             delta = self._choice.process(progress)
             self._show(delta)
             if delta.reason is not None:

@@ -136,7 +136,7 @@ class AttemptLife:
             return _NOTHING
         if half is Half.DECODE:
             self._decode_speaks = True
-        if position == self._next and not self._early and not self._misses_prompt:
+        if position == self._next and not self._early and not self._misses_prompt():
             self._next += len(ids)
             return Progress(ids, logprobs or [])
         for offset, token_id in enumerate(ids):
@@ -144,7 +144,7 @@ class AttemptLife:
                 logprob = logprobs[offset] if logprobs and offset < len(logprobs) else None
                 self._early.setdefault(position + offset, (token_id, logprob))
         progress = Progress()
-        if self._misses_prompt:
+        if self._misses_prompt():
             return progress
         while self._next in self._early:
             token_id, logprob = self._early.pop(self._next)
@@ -171,7 +171,6 @@ class AttemptLife:
                 if self._needed(half) and not waits:
                     self._fail(half, "internal", "the node aborted the request on its own")
 
-    @property
     def _misses_prompt(self) -> bool:
         return len(self.prompt_logprobs) < self._num_prompt_logprobs
 
@@ -183,7 +182,7 @@ class AttemptLife:
         """
         if self._finished is not None:
             return not self.open_halves
-        return half is Half.DECODE or not self._decode_speaks or self._misses_prompt
+        return half is Half.DECODE or not self._decode_speaks or self._misses_prompt()
 
     def _fail(self, half: Half, code: ErrorCode, detail: str) -> None:
         self.ended = True

@@ -61,7 +61,6 @@ class Request:
         num_computed_tokens: tokens whose KV is in the request's blocks, by retired steps.
         num_tokens_in_flight: tokens that steps in flight compute, beginning with the first that is not computed.
         num_output_placeholders: output tokens that steps in flight sample: known to be coming, and not yet seen.
-        last_step: number of the last step that it was part of; 0 before the first.
         num_cached_tokens: of these, taken from the prefix cache when first admitted.
         num_known_before: highest num_computed_tokens ever, here or on the node that handed over; computing what lies
             below it is recomputation.
@@ -92,7 +91,6 @@ class Request:
     num_computed_tokens: int = 0
     num_tokens_in_flight: int = 0
     num_output_placeholders: int = 0
-    last_step: int = 0
     num_cached_tokens: int = 0
     num_known_before: int = 0
     num_prompt_logprobs: int = 0

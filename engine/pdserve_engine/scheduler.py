@@ -89,7 +89,6 @@ def _take_new(request: Request, computed: PromptLogprobs) -> PromptLogprobs | No
 class _StepInFlight:
     """A step that has not retired. ``freed``: blocks of ended requests that it may still write to."""
 
-    number: int
     output: SchedulerOutput
     requests: list[Request]
     freed: list[list[int]]
@@ -125,7 +124,6 @@ class Scheduler:
         self.holds = Holds(kv, config.decode_on_after_s)
         self.prompt_share = PromptShare(config.itl_target_s, kv.block_size)
         self._steps: deque[_StepInFlight] = deque()
-        self._num_retired = 0
         self._must_drain = False
         self._builder = StepBuilder(kv)
 
@@ -516,14 +514,12 @@ class Scheduler:
 
     def _fly(self, scheduled: Mapping[Request, int]) -> SchedulerOutput:
         """Puts a step in flight that computes so many tokens of each request."""
-        number = self._num_retired + len(self._steps) + 1
         output = self._builder.build(scheduled, queued=bool(self._steps))
         for request, num_tokens in scheduled.items():
             if num_tokens == request.num_remaining and not request.refills:
                 request.num_output_placeholders += 1
             request.num_tokens_in_flight += num_tokens
-            request.last_step = number
-        self._steps.append(_StepInFlight(number, output, list(scheduled), []))
+        self._steps.append(_StepInFlight(output, list(scheduled), []))
         self.counters.steps += 1
         return output
 
@@ -533,7 +529,6 @@ class Scheduler:
         """Ends the oldest step in flight; returns those of its requests that still live."""
         step = self._steps.popleft()
         assert scheduler_output is step.output, "not the oldest step in flight"
-        self._num_retired = step.number
         self._must_drain = self._must_drain and bool(self._steps)
         for blocks in step.freed:
             self.kv.pool.free(blocks)
@@ -623,11 +618,12 @@ class Scheduler:
         self._waiting.discard(request)
         if request in self._running:
             self._running.remove(request)
-        if request.last_step > self._num_retired:
-            # The device may still write to its blocks.
-            self._steps[request.last_step - self._num_retired - 1].freed.append(self.kv.detach(request.request_id))
-        else:
+        last_step = next((step for step in reversed(self._steps) if request in step.requests), None)
+        if last_step is None:
             self.kv.free(request.request_id)
+        else:
+            # The device may still write to its blocks.
+            last_step.freed.append(self.kv.detach(request.request_id))
         self._builder.forget(request.request_id)
         request.status = RequestStatus.FINISHED
         self.counters.count_end(outcome)

@@ -236,7 +236,7 @@ def _check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         "max_tokens": (sampling.max_tokens, sampling.max_tokens >= 1),
         "min_tokens": (sampling.min_tokens, sampling.min_tokens >= 0),
         "temperature": (sampling.temperature, isfinite(sampling.temperature) and sampling.temperature >= 0),
-        "top_k": (sampling.top_k, sampling.top_k >= 0),
+        "top_k": (sampling.top_k, 0 <= sampling.top_k < 1 << 31),
         "top_p": (sampling.top_p, 0 < sampling.top_p <= 1),
         "min_p": (sampling.min_p, 0 <= sampling.min_p <= 1),
         "presence_penalty": (sampling.presence_penalty, isfinite(sampling.presence_penalty)),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from pdserve_protocol.codec import Decoder, Message, encode
 from pdserve_protocol.door import Address, Door, connect_door
-from pdserve_protocol.errors import AddressError, BadMessage
+from pdserve_protocol.errors import AddressError, BadMessage, NoSocketLeft
 from pdserve_protocol.handoff import Meet, PeerMessage, Retarget
 from pdserve_protocol.node import GetStatus, GetTokenizer, Hello, Ping, ResetPrefixCache
 from pdserve_protocol.requests import AbortRequests, AddRequest
@@ -311,7 +311,7 @@ class NodeDoor:
     def _tell(self, address: Address, payload: bytes) -> None:
         try:
             self._dealer(address).send(payload, zmq.NOBLOCK)
-        except AddressError as error:
+        except (AddressError, NoSocketLeft) as error:
             # A router has named it. The peer will be missed as one is that does not answer.
             log.warning("a peer cannot be reached: %s", error)
 

@@ -237,7 +237,8 @@ class Receiving:
     def on_peer_message(self, route: Route, message: PeerMessage, now: float) -> None:
         """A message of a sender."""
         link = self._link_from(message.from_boot, now)
-        link.route = route
+        if message.link >= link.machine.number:
+            link.route = route
         self._apply(link, link.machine.on_peer_message(message, now), now)
 
     def on_mover_event(self, event: MoverEvent, now: float) -> None:

@@ -255,12 +255,12 @@ class Scheduler:
         return request
 
     def release_held(self, request_id: str) -> Request | None:
-        """The receiver has the KV of a HELD request: it is over, and HELD stays its last event.
+        """The receiver has the KV of a request that is held, or was, and whose KV is computed again: it is over.
 
-        None, and nothing done, where the id is unknown or the request not held.
+        None, and nothing done, for any other request and where the id is unknown.
         """
         request = self._requests.get(request_id)
-        if request is None or request.status is not RequestStatus.HELD:
+        if request is None or not (request.refills or request.status is RequestStatus.HELD):
             return None
         self._end(request, "handed_over")
         return request

@@ -83,11 +83,12 @@ class _Outgoing:
 
 @dataclass(slots=True, eq=False)
 class _Link:
-    """A sender link, where it leads, and the mover's name for it."""
+    """A sender link, where it leads, and the mover's name for it; once connected, bytes of a block on its way."""
 
     machine: SenderLink
     address: Address
     key: str
+    slot_bytes: int = 0
 
 
 class Sending:
@@ -280,7 +281,7 @@ class Sending:
                 self._release(id, digests)
                 if key in self._links:
                     link = self._links[key]
-                    num_bytes = len(digests) * self._identity.layout.block_bytes
+                    num_bytes = len(digests) * link.slot_bytes
                     self.stats.count(str(link.address), blocks_sent=len(digests), bytes_sent=num_bytes)
                     self._apply(link, link.machine.on_written(id, digests, now), now)
             case WriteFailed(peer=key, id=id, positions=positions, reason=reason):
@@ -313,6 +314,7 @@ class Sending:
                 case Transmit(message=message):
                     self._door.send(link.address, message)
                 case Connect(connector=connector, region=region, wire=wire):
+                    link.slot_bytes = region.slot_bytes
                     self._mover.connect(link.key, connector, region, wire)
                 case Write(id=id, slots=slots):
                     self._write(link, id, dict(slots))

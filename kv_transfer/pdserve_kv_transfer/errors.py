@@ -9,6 +9,7 @@ TransferError
 ├── RegionTooSmall        the landing region holds too few blocks
 ├── SealKeyMissing        blocks are to be sealed, and there is no cluster key
 ├── SealSpent             a link has sealed as many blocks as its key may
+├── NoMemory              the system gives none for a region or for staging
 ├── CannotPin             memory of the host that a GPU is to copy to cannot be page-locked
 └── NoSuchInterface       no network interface has the address to bind
 """
@@ -60,6 +61,11 @@ class SealKeyMissing(TransferError):
 class SealSpent(TransferError):
     def __init__(self) -> None:
         super().__init__("the link's key has sealed as many blocks as it may; a new link has a new one")
+
+
+class NoMemory(TransferError):
+    def __init__(self, num_bytes: int, reason: str) -> None:
+        super().__init__(f"there are no {num_bytes} bytes of memory: {reason}")
 
 
 class CannotPin(TransferError):

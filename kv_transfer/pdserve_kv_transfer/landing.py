@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class LandingZone:
-    """One peer's region: memory of its own, uint8 [num_slots, block_bytes]."""
+    """One peer's region: memory of its own, uint8 [num_slots, block_bytes].
+
+    Raises:
+        NoMemory: the system gives none.
+    """
 
     def __init__(self, num_slots: int, block_bytes: int) -> None:
         self._map, memory_B = map_large(num_slots * block_bytes)

@@ -56,6 +56,7 @@ class Heartbeat:
         self._states = StateExchange()
         self._heard_at = now
         self._ticked_at = now
+        self._slept = False
         self._state_at = now
 
     def transmit(self, body: PeerBody, *, link: int | None = None) -> Transmit:
@@ -78,14 +79,18 @@ class Heartbeat:
         """What a State says and which ids ended; None for an old one."""
         return self._states.take(body)
 
-    def silent(self, now: float) -> bool:
-        """Whether the peer has been silent for too long. Call at every tick.
-
-        If this process itself was asleep the peer gets a new chance: its messages may lie unread in our queue.
+    def slept(self, now: float) -> bool:
+        """Whether this process itself was asleep since the last tick: what the peer has said then may lie unread, so no
+        deadline of its may be looked at before the next tick. Call at every tick; never says so twice in a row.
         """
-        if now - self._ticked_at > 2 * self._deadlines.state_interval_s:
-            self._heard_at = max(self._heard_at, now - 2 * self._deadlines.state_interval_s)
+        slept_before, self._slept = self._slept, now - self._ticked_at > 2 * self._deadlines.state_interval_s
         self._ticked_at = now
+        if self._slept:
+            self._heard_at = max(self._heard_at, now - 2 * self._deadlines.state_interval_s)
+        return self._slept and not slept_before
+
+    def silent(self, now: float) -> bool:
+        """Whether the peer has been silent for too long."""
         return now - self._heard_at > self._deadlines.dead_after_s
 
     @property

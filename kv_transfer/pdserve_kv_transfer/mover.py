@@ -355,25 +355,35 @@ class Mover:
         self._start(connection, peer, id, tags, [(block, slot) for _, block, slot in pieces])
 
     def _write_waiting(self) -> None:
-        """Packs and writes what waits for staging, as far as there is any."""
-        for peer, connection in self._connections.items():
-            staging = connection.staging
-            while staging is not None and connection.waiting and staging.num_free:
-                id = connection.waiting[0][0]
-                tags: dict[int, bytes] = {}
-                pieces: list[tuple[int, int]] = []
-                while staging.num_free and connection.waiting and connection.waiting[0][0] == id:
-                    _, position, block, slot = connection.waiting.popleft()
-                    row = staging.take()
-                    try:
-                        tags[position] = connection.packer.pack(block, id, position, staging.memory_SB[row])
-                    except TransferError as error:
-                        staging.give_back([row])
-                        self._post(WriteFailed(peer, id, frozenset({position}), str(error)))
-                        continue
-                    pieces.append((row, slot))
-                if pieces:
-                    self._start(connection, peer, id, tags, pieces, [row for row, _ in pieces])
+        """Packs and writes what waits for staging, as far as there is any: a request's of each peer in turn."""
+        turns = deque(self._connections)
+        while turns:
+            peer = turns.popleft()
+            connection = self._connections[peer]
+            if connection.staging is None or not connection.waiting or not connection.staging.num_free:
+                continue
+            self._write_staged(peer, connection, connection.staging)
+            # Also when more staging is free, later: whoever had some is the last to have more.
+            self._connections[peer] = self._connections.pop(peer)
+            turns.append(peer)
+
+    def _write_staged(self, peer: str, connection: _Connection, staging: Staging) -> None:
+        """What waits of the first request, or as much of it as there is staging for."""
+        id = connection.waiting[0][0]
+        tags: dict[int, bytes] = {}
+        pieces: list[tuple[int, int]] = []
+        while staging.num_free and connection.waiting and connection.waiting[0][0] == id:
+            _, position, block, slot = connection.waiting.popleft()
+            row = staging.take()
+            try:
+                tags[position] = connection.packer.pack(block, id, position, staging.memory_SB[row])
+            except TransferError as error:
+                staging.give_back([row])
+                self._post(WriteFailed(peer, id, frozenset({position}), str(error)))
+                continue
+            pieces.append((row, slot))
+        if pieces:
+            self._start(connection, peer, id, tags, pieces, [row for row, _ in pieces])
 
     def _start(
         self,

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdserve_kv_transfer.errors import NoMemory
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -18,8 +20,15 @@ LARGE_PAGE_BYTES = 2 << 20
 
 
 def map_large(num_bytes: int) -> tuple[mmap.mmap, npt.NDArray[np.uint8]]:
-    """A mapping of its own, and ``num_bytes`` zeros in it that begin at a large page. No page exists yet."""
-    mapping = mmap.mmap(-1, num_bytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """A mapping of its own, and ``num_bytes`` zeros in it that begin at a large page. No page exists yet.
+
+    Raises:
+        NoMemory: the system gives none.
+    """
+    try:
+        mapping = mmap.mmap(-1, num_bytes + LARGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise NoMemory(num_bytes, str(error)) from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     whole_B = np.frombuffer(mapping, dtype=np.uint8)

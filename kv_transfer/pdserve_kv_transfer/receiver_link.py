@@ -78,6 +78,11 @@ class ReceiverLink:
         self._sender: NodeIdentity | None = None
 
     @property
+    def number(self) -> int:
+        """Of the link that the peer has begun last; 0 before any."""
+        return self._heartbeat.link
+
+    @property
     def open_ids(self) -> list[str]:
         """Expected ids that have not ended for the engine yet."""
         return self._receiver.open_ids
@@ -129,13 +134,15 @@ class ReceiverLink:
         return self._lose("the sender has restarted", now, peer_lives=False)
 
     def tick(self, now: float) -> list[Effect]:
-        """Lets time pass: States, deadlines, silence."""
+        """Lets time pass: States, deadlines, silence. A sender that is silent here may live, and begin another link."""
+        if self._heartbeat.slept(now):
+            return []
         effects = self._out(self._receiver.tick(now), now)
         if self.state is not ReceiverLinkState.UP:
             return effects
         if self._heartbeat.silent(now):
             reason = f"the sender is silent for {self._deadlines.dead_after_s:g} s"
-            return effects + self._lose(reason, now, peer_lives=False, silent=True)
+            return effects + self._lose(reason, now, peer_lives=True, silent=True)
         if now >= self._heartbeat.due_at:
             effects.append(self._heartbeat.state(self._receiver.describe(), now))
         return effects

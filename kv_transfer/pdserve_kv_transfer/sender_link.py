@@ -117,7 +117,7 @@ class SenderLink:
 
     def tick(self, now: float) -> list[Effect]:
         """Lets time pass: States, deadlines, silence."""
-        if self.state is LinkState.LOST:
+        if self._heartbeat.slept(now) or self.state is LinkState.LOST:
             return []
         effects = self._out(self._sender.tick(now), now)
         if self.state is LinkState.CONNECTING:

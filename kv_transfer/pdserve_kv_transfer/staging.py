@@ -5,15 +5,15 @@ Rows are taken to pack a block and given back when its write has ended. Knows ne
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
+from pdserve_kv_transfer.pages import map_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import numpy as np
     import numpy.typing as npt
 
     from pdserve_kv_transfer.connector import SourceConnector
@@ -26,15 +26,13 @@ class Staging:
     """Rows of one size, and the source half of a connector over them.
 
     Raises:
-        TransferError: the source cannot be made.
+        TransferError: the source cannot be made, or there is no memory.
     """
 
     def __init__(self, row_bytes: int, source: Callable[[npt.NDArray[np.uint8]], SourceConnector]) -> None:
         num_rows = max(STAGING_BYTES // row_bytes, MIN_ROWS)
-        memory = mmap.mmap(-1, num_rows * row_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self.memory_SB: npt.NDArray[np.uint8] = np.frombuffer(
-            memory, dtype=np.uint8, count=num_rows * row_bytes
-        ).reshape(num_rows, row_bytes)
+        _, memory_B = map_large(num_rows * row_bytes)
+        self.memory_SB: npt.NDArray[np.uint8] = memory_B.reshape(num_rows, row_bytes)
         self.source = source(self.memory_SB)
         self._free = deque(range(num_rows))
 

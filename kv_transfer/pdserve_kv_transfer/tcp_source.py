@@ -116,7 +116,10 @@ class _Stream:
         self._unread = bytearray()
         self._fault: str | None = None
         self._thread = threading.Thread(target=self._run, name="kv-tcp-source", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise RegionUnreachable(region, str(error)) from error
 
     def send(self, number: int, buffers: list[memoryview]) -> None:
         """Raises RegionUnreachable if the connection is known to have ended."""

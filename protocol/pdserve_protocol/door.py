@@ -19,7 +19,7 @@ from zmq.auth.thread import ThreadAuthenticator
 from zmq.utils import z85
 
 from pdserve_protocol.codec import MAX_MESSAGE_BYTES
-from pdserve_protocol.errors import AddressError, PortTaken, UnsafeDoor
+from pdserve_protocol.errors import AddressError, NoSocketLeft, PortTaken, UnsafeDoor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -162,8 +162,12 @@ def connect_door(context: Any, address: Address, cluster_key: str | None, *, mon
 
     Raises:
         AddressError: the address cannot be one, wherever it leads.
+        NoSocketLeft: the process has as many sockets as it may.
     """
-    dealer = _new_socket(context, zmq.DEALER, ipv6=":" in address.host)
+    try:
+        dealer = _new_socket(context, zmq.DEALER, ipv6=":" in address.host)
+    except zmq.ZMQError as error:
+        raise NoSocketLeft(str(address), str(error)) from error
     dealer.reconnect_ivl, dealer.reconnect_ivl_max = 50, 1000
     if cluster_key is not None:
         public, secret = _key_pair(cluster_key)

@@ -4,6 +4,7 @@ ProtocolError
 ├── BadMessage          bytes that do not decode to a message of this protocol
 ├── VersionMismatch     the other process speaks another protocol version
 ├── AddressError        an address that is not HOST[:PORT]
+├── NoSocketLeft        the process has as many sockets as it may
 ├── PortTaken           the port to bind is in use
 ├── NodeUnreachable     no answer from a node in time
 └── UnsafeDoor          a door off loopback without a cluster key
@@ -29,6 +30,11 @@ class VersionMismatch(ProtocolError):
 class AddressError(ProtocolError):
     def __init__(self, text: str) -> None:
         super().__init__(f"{text!r} is not an address: use HOST or HOST:PORT, [HOST]:PORT for IPv6")
+
+
+class NoSocketLeft(ProtocolError):
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"no socket is left for {address}: {reason}; raise the limit of open files (ulimit -n)")
 
 
 class PortTaken(ProtocolError):

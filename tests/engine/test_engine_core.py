@@ -118,6 +118,7 @@ def test_a_half_that_hands_over_needs_room_for_one_token_only() -> None:
         ({"prompt": [1], "sampling": SamplingParams(logit_bias={-1: 5.0})}, "logit_bias"),
         ({"prompt": [1], "sampling": SamplingParams(max_tokens=0)}, "max_tokens"),
         ({"prompt": [1], "sampling": SamplingParams(top_p=0.0)}, "top_p"),
+        ({"prompt": [1], "sampling": SamplingParams(top_k=1 << 63)}, "top_k"),
         ({"prompt": [1], "sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
     ],
 )

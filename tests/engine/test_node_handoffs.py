@@ -204,3 +204,20 @@ def test_who_cannot_be_paired_is_refused_by_name_when_they_meet() -> None:
     world.run(0.2)
     (state,) = world.nodes["p"].proc._load().links.values()
     assert state.startswith("refused: model_id")
+
+
+def test_a_hold_that_is_computed_again_while_its_receiver_needs_nothing() -> None:
+    # The receiver has the whole prompt cached: the hand-off is over before the prefill node has its KV again.
+    world = NodeWorld(P_DD, num_blocks=8, decode_on_after_s=1e9)
+    world.add("before", "p", "d", range(12), 4)
+    world.run(1.0)
+    world.nodes["d"].policy.is_full = True
+    world.add("hold", "p", "d", range(12), 4)
+    world.run(0.5)
+    world.add("big", "p", "e", range(500, 522), 4)
+    world.run(1.0)
+    assert world.nodes["p"].engine.scheduler.block_ids("hold") == []
+    world.nodes["d"].policy.is_full = False
+    world.run(3.0)
+    finished(world, "hold")
+    world.check_empty()

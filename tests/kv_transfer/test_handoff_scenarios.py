@@ -33,7 +33,7 @@ from pdserve_protocol.handoff import (
     Stopped,
     Stopping,
 )
-from pdserve_protocol.timing import NO_PROGRESS_S, STOPPED_S
+from pdserve_protocol.timing import DEAD_AFTER_S, NO_PROGRESS_S, STOPPED_S
 from support.handoff_world import BLOCK_BYTES, FINAL, World, positions_of
 
 if TYPE_CHECKING:
@@ -354,6 +354,24 @@ def test_a_sender_that_does_not_stop_is_fenced_off(answers: bool) -> None:
     world.compute("c")
     world.settle()
     completed(world, "c")
+
+
+def test_a_sender_that_has_lost_its_link_and_says_nothing_may_offer_later() -> None:
+    world = started(World(), num_tokens=32)
+    world.compute("a")
+    world.settle()
+    completed(world, "a")
+    # A write failed, say. The next prompt for this receiver is still behind others, so no new link is begun.
+    link = world.p_link()
+    world.do(link, link.connect_failed("the wire is cut", world.now))
+    world.num_tokens["b"] = 32
+    world.expect("b")
+    world.run(DEAD_AFTER_S + 1.0)
+    assert not world.d_ends["b"]
+    world.offer("b", 32)
+    world.compute("b")
+    world.settle()
+    completed(world, "b")
 
 
 def without_stopping(world: World) -> None:

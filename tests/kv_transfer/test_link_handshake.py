@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from pdserve_kv_transfer.effects import Connect, Ended, Failed, LinkLost, NeedRegion, Transmit
 from pdserve_kv_transfer.link import stale_boot
-from pdserve_kv_transfer.receiver_link import ReceiverLink
+from pdserve_kv_transfer.receiver_link import ReceiverLink, ReceiverLinkState
 from pdserve_kv_transfer.sender_link import LinkState, SenderLink
 from pdserve_kv_transfer.wire import agree
 from pdserve_protocol.handoff import LinkHello, LinkRefused, LinkWelcome, PeerMessage, Region, StaleBoot
-from pdserve_protocol.timing import LINK_UP_S
+from pdserve_protocol.timing import LINK_UP_S, STOPPED_S
 from support.handoff_world import BLOCK_BYTES, World, identity
 
 
@@ -78,6 +78,29 @@ def test_a_lost_hello_or_welcome_is_repeated() -> None:
     world.compute("a")
     world.settle()
     assert world.p_ends["a"]
+
+
+def test_a_receiver_that_slept_reads_before_it_judges() -> None:
+    # The sender has stopped in time, and its word lies unread: what another request has been granted is not lost.
+    world = World()
+    for id in "ab":
+        world.num_tokens[id] = 32
+        world.expect(id)
+        world.offer(id, 32)
+    world.settle()
+    world.ready("a")
+    world.cancel("a")
+    (link,) = world.d_links.values()
+    for seconds in (STOPPED_S + 0.2, 0.1):
+        world.now += seconds
+        effects = link.tick(world.now)
+        if seconds > STOPPED_S:
+            assert effects == []
+            while world.flights:
+                world.land_write()
+            world.settle()
+    assert not any(isinstance(effect, LinkLost) for effect in effects)
+    assert link.state is ReceiverLinkState.UP
 
 
 def test_a_doubled_hello_does_not_break_a_live_link() -> None:

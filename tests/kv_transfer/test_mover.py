@@ -174,6 +174,19 @@ def test_a_region_must_hold_a_few_blocks() -> None:
         Mover(cache_of(4, BLOCK_BYTES), lambda event: None, region_bytes=3 * BLOCK_BYTES)
 
 
+def test_no_memory_for_a_region_fails_that_region_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with mover_pair("loopback", BLOCK_BYTES) as pair:
+
+        def no_memory(*arguments: object, **flags: object) -> object:
+            raise OSError(12, "Cannot allocate memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("pdserve_kv_transfer.pages.mmap.mmap", no_memory)
+            pair.receiver.open_region("p", "loopback")
+            assert "Cannot allocate memory" in pair.received.expect(RegionFailed).reason
+        pair.connect()
+
+
 def test_close_twice_and_with_a_write_under_way() -> None:
     held = {"loopback": slow(CONNECTORS["loopback"], gate=lambda: False)}
     with mover_pair("loopback", BLOCK_BYTES, connectors=held) as pair:
@@ -221,6 +234,27 @@ def test_more_is_written_than_staging_holds(monkeypatch: pytest.MonkeyPatch) -> 
         pair.receiver.land("p", "r2", [(0, 1, 9, tags["r2", 0])])
         assert pair.received.expect(Landed).ok == {0}
         assert np.array_equal(pair.target[[7, 3, 2, 9]], pair.source[[5, 6, 1, 7]])
+
+
+def test_receivers_have_staging_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdserve_kv_transfer.staging.STAGING_BYTES", 0)
+    monkeypatch.setattr("pdserve_kv_transfer.staging.MIN_ROWS", 2)
+    gate = threading.Event()
+    nodes = identity("p", layout=LAYOUT, kv_encrypt=True), identity("d", layout=LAYOUT, kv_encrypt=True)
+    held = {"loopback": slow(CONNECTORS["loopback"], gate=gate.is_set)}
+    with mover_pair("loopback", BLOCK_BYTES, connectors=held, wire=agree(*nodes), secret="key") as pair:
+        pair.connect()
+        pair.connect(peer="p2", key="d2")
+        for number in range(8):
+            pair.sender.write("d", f"r{number}", [(0, number, number % 4)])
+        pair.sender.write("d2", "other", [(0, 1, 0)])
+        # Answered when all of these are known.
+        pair.sender.write("nobody", "last", [(0, 1, 0)])
+        pair.sent.expect(WriteFailed)
+        gate.set()
+        order = [pair.sent.expect(Written).peer for _ in range(9)]
+        # Two writes of the first had the staging before the other one came, and one takes a turn beside it.
+        assert "d2" in order[:4], order
 
 
 def test_a_disconnect_answers_what_waits_for_staging(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from pdserve_protocol.node import (
     TokenizerFiles,
 )
 from pdserve_protocol.outputs import Aborted, Failed, Outputs, RequestOutput
-from pdserve_protocol.requests import AbortRequests, AddRequest
+from pdserve_protocol.requests import MAX_OPEN_PROMPT_TOKENS, AbortRequests, AddRequest
 
 from pdserve_engine.door import Arrived, DoorDied, DoorEvent, VisitorSilent
 from pdserve_engine.errors import RequestRejected, StepNotRun
@@ -67,7 +67,6 @@ TURN_S = 0.002
 """How long messages are dealt with before the next step is looked after; the rest comes in the next turn. About as long
 as a step is queued ahead of the end of the one under way, so that streams wait no longer however much arrives."""
 MAX_OPEN_REQUESTS = 4096
-MAX_OPEN_PROMPT_TOKENS = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pdserve_protocol.codec import Message, Record
 from pdserve_protocol.sampling import SamplingParams
 
+MAX_OPEN_PROMPT_TOKENS = 4 << 20
+"""Of all requests that a node has at the same time, where each choice counts its prompt."""
+
 
 class SendTo(Record, frozen=True):
     """This half computes the prompt and hands its KV to the node at ``host:port`` whose boot id is given."""

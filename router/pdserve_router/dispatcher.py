@@ -128,7 +128,7 @@ class Attempt:
 
     async def wait(self, listener: Listener | None = None) -> None:
         """Until a node has said something, or until ``listener`` needs its task. The caller sets the deadline."""
-        if self._inbox or self._verdict is not None:
+        if self._inbox or (self._verdict is not None and not self.life.ended):
             return
         self._waiter = asyncio.get_running_loop().create_future()
         self._listener = listener

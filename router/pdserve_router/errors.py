@@ -9,7 +9,7 @@ RouterError
 ├── RouterDraining              the router is about to stop
 ├── RequestTimeout              the request's time is over
 ├── NodeFailed                  a node ended its half with an error
-├── NodeLost                    a node died, or was restarted, under the request
+├── NodeLost                    a node died, was restarted, or took the router for dead, under the request
 └── ArgumentError               the command line makes no sense
 """
 
@@ -93,8 +93,8 @@ class NodeFailed(RouterError):
 
 
 class NodeLost(RouterError):
-    def __init__(self, node: str) -> None:
-        super().__init__(f"{node} died or was restarted while it worked on the request")
+    def __init__(self, node: str, what: str = "died or was restarted while it worked on the request") -> None:
+        super().__init__(f"{node} {what}")
         self.code = "node_lost"
 
 

@@ -93,6 +93,7 @@ class Choice:
         sample: number among the choices of its prompt, which is a part of its random numbers.
         start: sends the attempt, to the nodes of the one given where there is one.
         restart: sends another one in the place of one that failed, or raises its error.
+        close: forgets an attempt, which its nodes need not go on with. Idempotent.
         leader: the first choice of the same prompt.
         trace: is told of the tokens.
 
@@ -109,6 +110,7 @@ class Choice:
         parser: OutputParser | None,
         start: Callable[[PromptRun, int, Attempt | None], Attempt],
         restart: Callable[[Choice, Attempt, RouterError], Attempt],
+        close: Callable[[Attempt], None],
         leader: Choice | None,
         trace: RequestTrace,
     ) -> None:
@@ -121,6 +123,7 @@ class Choice:
         self._parser = parser
         self._start = start
         self._restart = restart
+        self._close = close
         self._leader = leader
         self._trace = trace
 
@@ -144,6 +147,11 @@ class Choice:
             raise error
         self.attempt = self._restart(self, self.attempt, error)
         return self.attempt
+
+    def close(self) -> None:
+        """There is nothing more to come. Idempotent."""
+        if self.attempt is not None:
+            self._close(self.attempt)
 
     def process(self, progress: Progress) -> Delta:
         """Text of the next tokens."""
@@ -276,13 +284,16 @@ class Generation:
     async def _until_end(
         self, choice: Choice, show: Callable[[Delta], None], events: EventStream | None = None
     ) -> tuple[Delta, Attempt]:
-        """The last text of a choice, and the attempt that came to it."""
+        """The last text of a choice, and the attempt that came to it, of which its nodes are free then."""
         attempt = await choice.begin()
         while True:
             try:
-                return await _Listening(attempt, choice, show, events).until_end(), attempt
+                end = await _Listening(attempt, choice, show, events).until_end()
             except RouterError as error:
                 attempt = choice.go_on_elsewhere(error)
+            else:
+                choice.close()
+                return end, attempt
 
     def _usage(self) -> Usage:
         """Of the whole request: each prompt counts once, whatever the number of its choices."""

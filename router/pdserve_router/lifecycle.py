@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from pdserve_protocol.outputs import Aborted, Failed, Finished, HandedOver
 
-from pdserve_router.errors import NodeFailed, RouterError
+from pdserve_router.errors import NodeFailed, NodeLost, RouterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,7 @@ class AttemptLife:
         """Take one output of one half.
 
         Raises:
-            NodeFailed: this output ends the attempt with an error; only once, and never after its end.
+            NodeFailed, NodeLost: this output ends the attempt with an error; only once, and never after its end.
         """
         if half not in self.open_halves:
             return _NOTHING
@@ -169,7 +169,8 @@ class AttemptLife:
                 # prefill half when the decode node gave up. Who knows why is the other node, whose word may come later.
                 waits = bool(self.open_halves) and not self._decode_speaks
                 if self._needed(half) and not waits:
-                    self._fail(half, "internal", "the node aborted the request on its own")
+                    self.ended = True
+                    raise NodeLost(f"{half.value} node {self._nodes[half]}", "ended the request by itself")
 
     def _misses_prompt(self) -> bool:
         return len(self.prompt_logprobs) < self._num_prompt_logprobs

@@ -63,6 +63,10 @@ class Placement:
         if not decode_nodes:
             raise NotReady("No decode node is up")
         partners = {node.name: [p for p in prefill_nodes if self._match(p, node)] for node in decode_nodes}
+        # A link that is not up may be at the start, or never come up: whoever takes it waits.
+        linked = {node.name: [p for p in partners[node.name] if _is_linked(p, node)] for node in decode_nodes}
+        if any(linked.values()):
+            partners = linked
         paired = [node for node in decode_nodes if partners[node.name]]
         decode = self._pick_decode(paired or decode_nodes)
         if not paired:
@@ -132,8 +136,17 @@ class Placement:
             self._pairs[pair] = difference is None
             if difference is not None:
                 log.error("%s and %s are not paired: %s", prefill.name, decode.name, difference)
-        link = prefill.load.links.get(decode.info.identity.boot_id, "") if prefill.load else ""
-        return self._pairs[pair] and not link.startswith("refused")
+        return self._pairs[pair] and not _link(prefill, decode).startswith("refused")
+
+
+def _link(prefill: Node, decode: Node) -> str:
+    """What the prefill node last said of the link between the two; empty where it said nothing."""
+    return prefill.load.links.get(decode.boot_id or "", "") if prefill.load else ""
+
+
+def _is_linked(prefill: Node, decode: Node) -> bool:
+    """Whether the link is up, as far as is known: a node that has not answered a ping yet has said nothing."""
+    return prefill.load is None or _link(prefill, decode) == "up"
 
 
 def _gives_the_same(prefill: Node, decode: Node) -> bool:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _TOKENIZER_TIMEOUT_S = 10.0
 _TOKENIZER_RETRY_S = 1.0
+_MEET_AGAIN_S = 5.0
 
 
 class NodeListener(Protocol):
@@ -130,6 +131,7 @@ class NodeRegistry:
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._names: set[str] = set()
         self._listener: NodeListener | None = None
+        self._meetings: asyncio.Task[None] | None = None
 
     @property
     def nodes(self) -> list[Node]:
@@ -144,12 +146,14 @@ class NodeRegistry:
         self._listener = listener
         for client in self._by_client:
             await client.start()
+        self._meetings = asyncio.create_task(self._keep_introduced())
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""
-        for task in self._fetches.values():
+        tasks = [*self._fetches.values(), *([self._meetings] if self._meetings is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._fetches.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._fetches.clear()
         for client in self._by_client:
             await client.close()
@@ -237,6 +241,12 @@ class NodeRegistry:
                     node.client.send(Meet(peers=peers))
             except NodeUnreachable:
                 log.info("%s node %s has gone before it could be told of its peers", node.role, node.name)
+
+    async def _keep_introduced(self) -> None:
+        """Say it again and again: no request goes over a link that was lost, so none would bring it up."""
+        while True:
+            await asyncio.sleep(_MEET_AGAIN_S)
+            self._introduce()
 
     def _judge(self) -> None:
         """Decide again who is refused. The first usable node of a name says which model and tokenizer it means."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MAX_RETRIES = 2
 """Of one choice. A request that kills whoever computes it takes no more nodes along than these and the first."""
 
-_ELSEWHERE = ("stale_boot", "draining", "handoff")
+_ELSEWHERE = ("stale_boot", "draining", "overloaded", "handoff")
 
 
 def is_worth_another(error: RouterError) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from msgspec.structs import replace
 
-from pdserve_router.errors import ModelNotFound, NotReady, RequestTimeout, RouterDraining, RouterError
+from pdserve_router.errors import NotReady, RequestTimeout, RouterDraining, RouterError
 from pdserve_router.generation import Choice, Generation, PromptRun, proof_of
 from pdserve_router.http_errors import http_answer
 from pdserve_router.output_processor import OutputProcessor
@@ -22,7 +22,14 @@ from pdserve_router.prompt_scores import text_offsets
 from pdserve_router.responses import Answer, ChatFormat, CompletionFormat
 from pdserve_router.responses_api import ResponsesAnswer
 from pdserve_router.trace import RequestTrace
-from pdserve_router.validate import check_token_ids, parse_chat, parse_completion, parse_responses, sampling_params
+from pdserve_router.validate import (
+    check_num_prompt_tokens,
+    check_token_ids,
+    parse_chat,
+    parse_completion,
+    parse_responses,
+    sampling_params,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,13 +150,15 @@ class Serving:
             return await self._failed(http, run, error, None)
         finally:
             for choice in run.choices if run is not None else ():
+                choice.close()
                 if choice.attempt is not None:
-                    self._dispatcher.close(choice.attempt)
                     trace.proofs.append((proof_of(choice.attempt), len(choice.prompt.token_ids)))
 
     async def _prepare(self, request: GenerationRequest, served: ServedModel, trace: RequestTrace) -> Generation:
         """Everything that can be refused is refused here; no node has heard of the request yet."""
         prompts = [await self._prompt(request, prompt, served) for prompt in request.prompts]
+        trace.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+        check_num_prompt_tokens(request, trace.num_prompt_tokens)
         parsers = self._parsers.of(request, served.text)
         if request.grammar is not None:
             await served.text.check_grammar(request.grammar, request.grammar_param)
@@ -157,11 +166,17 @@ class Serving:
                 grammar = parsers.grammar(request.grammar, prompt.token_ids, calls=request.must_call)
                 await served.text.check_grammar(grammar, request.grammar_param)
                 prompt.sampling = replace(prompt.sampling, grammar=grammar)
-        trace.num_prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
+
+        def served_now() -> ServedModel:
+            """With the nodes that are there now: others, perhaps, than when the request came."""
+            now = self._registry.resolve(served.name)
+            if now.model_id != served.model_id:
+                raise NotReady(f"Another model is served as '{served.name}' since the request came")
+            return now
 
         def start(prompt: PromptRun, sample: int, beside: Attempt | None) -> Attempt:
             return self._dispatcher.start(
-                served,
+                served_now(),
                 prompt.token_ids,
                 # Those of the first choice's attempt are the same for all.
                 prompt.sampling if beside is None else replace(prompt.sampling, prompt_logprobs=None),
@@ -175,11 +190,9 @@ class Serving:
 
         def restart(choice: Choice, failed: Attempt, error: RouterError) -> Attempt:
             try:
-                now = self._registry.resolve(request.model)
-            except (NotReady, ModelNotFound):
+                now = served_now()
+            except NotReady:
                 raise error from None
-            if now.model_id != served.model_id:
-                raise error
             is_first = choice.sample == 0 and not choice.seen
             sampling = choice.prompt.sampling
             attempt = self._dispatcher.restart(
@@ -200,7 +213,7 @@ class Serving:
                 attempt.life.prompt_logprobs = failed.life.prompt_logprobs
             return attempt
 
-        choices: list[Choice] = []
+        choices, close = list[Choice](), self._dispatcher.close
         for prompt in prompts:
             leader: Choice | None = None
             for sample in range(request.n):
@@ -215,7 +228,7 @@ class Serving:
                     text_offset=len(prompt.echo),
                 )
                 parser = parsers.new(prompt.token_ids)
-                choice = Choice(len(choices), sample, prompt, processor, parser, start, restart, leader, trace)
+                choice = Choice(len(choices), sample, prompt, processor, parser, start, restart, close, leader, trace)
                 leader = leader or choice
                 choices.append(choice)
         return Generation(request, _form(request, served), choices, trace)

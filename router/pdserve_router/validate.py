@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+from pdserve_protocol.requests import MAX_OPEN_PROMPT_TOKENS
 from pdserve_protocol.sampling import Grammar, SamplingParams
 
 from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
@@ -234,6 +235,20 @@ def check_token_ids(ids: list[int], vocab_size: int, param: str = "prompt") -> N
         if not 0 <= token_id < vocab_size:
             where = f"{param}[{position}]"
             raise BadRequest(f"'{where}' is {_shown(token_id)}; token ids are 0 to {vocab_size - 1}", where)
+
+
+def check_num_prompt_tokens(request: GenerationRequest, num_tokens: int) -> None:
+    """Refuse what a node would never take, as each choice counts its prompt. ``num_tokens``: of all prompts.
+
+    Raises:
+        BadRequest
+    """
+    num_asked = num_tokens * request.n
+    if num_asked > MAX_OPEN_PROMPT_TOKENS:
+        param = "n" if request.n > 1 else request.prompt_param
+        raise BadRequest(
+            f"The prompts of all choices have {num_asked} tokens together; at most {MAX_OPEN_PROMPT_TOKENS}", param
+        )
 
 
 def decode_body(data: bytes, decoder: msgspec.json.Decoder[Body]) -> Body:

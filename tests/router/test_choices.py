@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from msgspec.structs import replace
-from pdserve_protocol.outputs import Failed, Finished, HandedOver
+from pdserve_protocol.outputs import Aborted, Failed, Finished, HandedOver
+from pdserve_router import validate
 from pdserve_text.tokenizer import Tokenizer
 from support.fake_node import PREFILL_PROOF, TRANSFER_PROOF, FakeNode
-from support.router_cluster import DEADLINE_S, FILES, pair, router_cluster
+from support.router_cluster import DEADLINE_S, FILES, pair, parse_events, router_cluster
 from support.tokenizers import EOS_ID
 
 if TYPE_CHECKING:
@@ -158,6 +159,22 @@ def test_one_choice_that_fails_ends_the_request_and_frees_the_others(stream: boo
     run(lambda: pair(manual=True), scenario)
 
 
+def test_more_prompt_tokens_than_a_node_ever_takes_are_refused_before_one_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(validate, "MAX_OPEN_PROMPT_TOKENS", 12)
+
+    async def scenario(c: RouterCluster) -> None:
+        for body, param in (({"prompt": [7] * 7, "n": 2}, "n"), ({"prompt": [[7] * 6, [7] * 7]}, "prompt")):
+            status, answer, _ = await c.post(COMPLETION, body)
+            assert (status, answer["error"]["param"]) == (400, param)
+            assert "at most 12" in answer["error"]["message"]
+        assert c.decode[0].requests.empty()
+        assert (await c.post(COMPLETION, {"prompt": [7] * 6, "n": 2}))[0] == 200
+
+    run(lambda: [FakeNode("decode", FILES, tokens=ids("ab"))], scenario)
+
+
 def test_a_client_that_goes_away_frees_all_choices() -> None:
     async def scenario(c: RouterCluster) -> None:
         request = asyncio.create_task(c.post(COMPLETION, {"prompt": ["x", "y", "z"], "max_tokens": 9}))
@@ -205,6 +222,30 @@ def test_stop_strings_and_tokens_may_be_included() -> None:
             assert answer["choices"][0]["text"] == ("abc" if include else "ab")
 
     run(lambda: pair([*ids("a"), *ids("b"), *ids("c"), *ids("d")]), scenario)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_choice_that_a_stop_string_ends_is_aborted_while_the_others_go_on(stream: bool) -> None:
+    async def scenario(c: RouterCluster) -> None:
+        body = {"prompt": ["x", "y"], "max_tokens": 3, "stop": "b", "ignore_eos": True, "stream": stream}
+        request = asyncio.create_task(c.session.post(c.url + COMPLETION, json=body))
+        first, second = [await asyncio.wait_for(c.decode[0].requests.get(), DEADLINE_S) for _ in range(2)]
+        c.decode[0].say(second, 0, ids("c"))
+        c.decode[0].say(first, 0, ids("a") + ids("b"))
+        assert await asyncio.wait_for(c.decode[0].aborted.get(), DEADLINE_S) == first.id
+        c.decode[0].say(first, 2, end=Aborted())
+        c.decode[0].say(second, 1, ids("cc"), end=Finished(reason="length"))
+        answer = await request
+        if stream:
+            events = parse_events(await answer.read())
+            choices = [choice for event in events[:-1] for choice in event["choices"]]
+        else:
+            choices = (await answer.json())["choices"]
+        assert texts(choices) == {0: "a", 1: "ccc"}
+        assert {ch["index"]: ch["finish_reason"] for ch in choices if ch["finish_reason"]} == {0: "stop", 1: "length"}
+        assert c.decode[0].aborted.empty()
+
+    run(lambda: [FakeNode("decode", FILES, manual=True)], scenario)
 
 
 def test_special_tokens_may_be_shown() -> None:

@@ -85,14 +85,14 @@ def test_a_half_that_is_aborted_because_the_other_failed_leaves_it_to_say_why(fi
     assert caught.value.node_code == "handoff"
     life = both()
     life.on_output(first, output(0, end=Aborted()))
-    with pytest.raises(NodeFailed, match="aborted"):
+    with pytest.raises(NodeLost, match="by itself"):
         life.on_output(second, output(0, end=Aborted()))
 
 
 def test_an_abort_that_nobody_asked_for_is_an_error() -> None:
     life = both()
     life.on_output(D, output(0, 7))
-    with pytest.raises(NodeFailed, match="aborted"):
+    with pytest.raises(NodeLost, match="by itself"):
         life.on_output(D, output(1, end=Aborted()))
 
 

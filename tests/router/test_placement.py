@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pdserve_protocol.node import KVLayout, NodeIdentity, NodeInfo, NodeLoad
 from pdserve_router.backlog import Backlog
+from pdserve_router.lifecycle import Half
 from pdserve_router.metrics import RouterMetrics
 from pdserve_router.placement import Placed, Placement
 from pdserve_router.registry import Node, ServedModel
@@ -19,11 +21,25 @@ if TYPE_CHECKING:
 
 LAYOUT = KVLayout(block_size=16, num_layers=2, num_kv_heads=2, head_dim=8, dtype="float32", block_bytes=4096)
 
+NO_LINKS: dict[str, str] = {}
 
-def node(name: str, role: Role, *, running: int = 0, waiting: int = 0, numerics: str = "n", wire: str = "auto") -> Node:
+
+def node(
+    name: str,
+    role: Role,
+    *,
+    running: int = 0,
+    waiting: int = 0,
+    numerics: str = "n",
+    wire: str = "auto",
+    links: dict[str, str] | None = NO_LINKS,
+) -> Node:
+    """``links`` None: it has not answered a ping yet."""
     identity = NodeIdentity(name, role, "m", "t", numerics, LAYOUT, "d", ["c"], kv_wire_dtype=wire)
     info = NodeInfo(identity, "model", 1, None, 4096, 1 << 20, 100, "fake", max_num_seqs=8)
-    load = NodeLoad(name, False, running, waiting, 0, 1000, 1000, 0, 0, 0)
+    load = None
+    if links is not None:
+        load = NodeLoad(name, False, running, waiting, 0, 1000, 1000, 0, 0, 0, links=links)
     return Node(role, cast("Any", SimpleNamespace(address=name, info=info, load=load)))
 
 
@@ -50,6 +66,35 @@ class World:
             self.backlog.opened(f"busy {number}", ["p"], prefiller="p", num_tokens=400)
         placed = self.place()
         return placed.mode, [node.name for node in placed.nodes.values()]
+
+
+@pytest.mark.parametrize(
+    ("links", "chosen"),
+    [
+        ({"d1": "up", "d2": "up"}, {"d1", "d2"}),
+        ({"d1": "connecting", "d2": "up"}, {"d2"}),
+        # It was up, or has not begun.
+        ({"d2": "up"}, {"d2"}),
+        ({"d1": "refused: no", "d2": "connecting"}, {"d2"}),
+        # As at the start.
+        ({"d1": "connecting", "d2": "connecting"}, {"d1", "d2"}),
+        ({}, {"d1", "d2"}),
+        (None, {"d1", "d2"}),
+    ],
+)
+def test_a_pair_whose_link_is_not_up_waits_for_it_while_there_is_another(
+    links: dict[str, str] | None, chosen: set[str]
+) -> None:
+    world = World(node("p", "prefill", links=links), node("d1", "decode"), node("d2", "decode"))
+    placed = [world.place() for _ in range(4)]
+    assert {nodes.nodes[Half.DECODE].name for nodes in placed} == chosen
+    assert {nodes.mode for nodes in placed} == {"disaggregated"}
+
+
+def test_a_prefill_node_that_has_not_said_which_links_are_up_is_used() -> None:
+    world = World(node("p1", "prefill", links={"d": "up"}), node("d", "decode"))
+    world.served = replace(world.served, prefill=[*world.served.prefill, node("p2", "prefill", links=None)])
+    assert {world.place().nodes[Half.PREFILL].name for _ in range(4)} == {"p1", "p2"}
 
 
 def test_a_decode_node_whose_slots_are_taken_computes_no_prompt() -> None:

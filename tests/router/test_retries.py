@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import uvloop
 from pdserve_protocol.door import Address
-from pdserve_protocol.outputs import Failed, Finished, HandedOver
+from pdserve_protocol.outputs import Aborted, Failed, Finished, HandedOver
 from pdserve_router.errors import NodeFailed, NodeLost, NotReady
 from pdserve_router.lifecycle import Half
 from pdserve_router.retries import is_worth_another, to_avoid
@@ -150,6 +150,73 @@ def test_a_failed_hand_off_is_tried_with_others() -> None:
     uvloop.run(main())
 
 
+def test_a_node_that_dies_before_it_is_asked_is_not_asked() -> None:
+    # Tokenizing a long prompt, or compiling a grammar, takes long enough for that.
+    async def main() -> None:
+        async with router_cluster([FakeNode("decode", FILES, tokens=TOKENS) for _ in "abc"]) as c:
+            text = c.server._registry.resolve(None).text
+            prompt_ids = text.prompt_ids
+
+            async def while_two_die(*args: Any, **kwargs: Any) -> list[int]:
+                for node in c.decode[:2]:
+                    await node.close()
+                await c.until("/health", lambda body: sum(node["up"] for node in body["decode"]) == 1)
+                return await prompt_ids(*args, **kwargs)
+
+            text.prompt_ids = while_two_die  # type: ignore[method-assign]
+            status, body, _ = await c.post(COMPLETION, BODY)
+            assert (status, body["pdserve"]["decode_node"]) == (200, c.decode[2].address)
+
+    uvloop.run(main())
+
+
+def test_where_all_nodes_die_before_they_are_asked_it_is_an_error() -> None:
+    async def main() -> None:
+        async with router_cluster([FakeNode("decode", FILES)]) as c:
+            text = c.server._registry.resolve(None).text
+
+            async def while_it_dies(*_: Any, **__: Any) -> list[int]:
+                await c.decode[0].close()
+                await c.until("/health", lambda body: not body["decode"][0]["up"])
+                return [7]
+
+            text.prompt_ids = while_it_dies  # type: ignore[method-assign]
+            status, body, headers = await c.post(COMPLETION, BODY)
+            assert (status, body["error"]["code"], headers["Retry-After"]) == (503, "not_ready", "1")
+
+    uvloop.run(main())
+
+
+def test_what_one_node_has_no_room_for_another_takes() -> None:
+    async def main() -> None:
+        async with router_cluster([FakeNode("decode", FILES, tokens=TOKENS) for _ in "ab"]) as c:
+            full = c.decode[0]
+            full.on_request = partial(full.say, position=0, end=Failed(code="overloaded", message="full"))
+            answers = [await c.post(COMPLETION, BODY) for _ in range(4)]
+            assert [status for status, _, _ in answers] == [200] * 4
+            assert {body["pdserve"]["decode_node"] for _, body, _ in answers} == {c.decode[1].address}
+            assert not full.requests.empty()
+
+    uvloop.run(main())
+
+
+def test_what_a_node_ended_of_itself_goes_on_there() -> None:
+    # It missed the router's pings for a while.
+    async def main() -> None:
+        async with router_cluster([FakeNode("decode", FILES, manual=True)]) as c:
+            request = asyncio.create_task(c.post(COMPLETION, BODY))
+            half = await soon(c.decode[0].requests)
+            c.decode[0].say(half, 0, TOKENS[:2])
+            c.decode[0].say(half, 2, end=Aborted())
+            again = await soon(c.decode[0].requests)
+            assert again.output_token_ids == TOKENS[:2]
+            finish(c.decode[0], again)
+            status, body, _ = await request
+            assert (status, body["pdserve"]["retries"], body["usage"]["completion_tokens"]) == (200, 1, 6)
+
+    uvloop.run(main())
+
+
 def test_there_is_an_end_to_trying() -> None:
     async def main() -> None:
         async with router_cluster([FakeNode("decode", FILES, manual=True) for _ in range(5)]) as c:
@@ -163,7 +230,7 @@ def test_there_is_an_end_to_trying() -> None:
     uvloop.run(main())
 
 
-@pytest.mark.parametrize("code", ["draining", "stale_boot", "handoff"])
+@pytest.mark.parametrize("code", ["draining", "stale_boot", "overloaded", "handoff"])
 def test_without_another_node_it_is_an_error(code: str) -> None:
     async def main() -> None:
         async with router_cluster(pair(manual=True)) as c:
@@ -184,11 +251,12 @@ def test_what_is_worth_another_attempt_and_where() -> None:
     nodes = {Half.PREFILL: "p1", Half.DECODE: "d1"}
     lost, handoff = NodeLost("decode node d1"), NodeFailed("decode node d1", "handoff", "", "d1")
     draining, internal = NodeFailed("d1", "draining", "", "d1"), NodeFailed("d1", "internal", "", "d1")
-    assert [is_worth_another(error) for error in (lost, handoff, draining, internal, NotReady(""))] == [
-        *(True, True, True),
+    overloaded = NodeFailed("d1", "overloaded", "", "d1")
+    assert [is_worth_another(error) for error in (lost, handoff, draining, overloaded, internal, NotReady(""))] == [
+        *(True, True, True, True),
         *(False, False),
     ]
     assert to_avoid(lost, nodes, ["d1", "d2"]) == set()
-    assert to_avoid(draining, nodes, ["d1"]) == {"d1"}
+    assert to_avoid(draining, nodes, ["d1"]) == to_avoid(overloaded, nodes, ["d1"]) == {"d1"}
     assert to_avoid(handoff, nodes, ["d1", "d2"]) == {"p1", "d1"}
     assert to_avoid(handoff, nodes, ["d1"]) == {"p1"}

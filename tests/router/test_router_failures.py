@@ -11,9 +11,12 @@ import aiohttp
 import pytest
 import uvloop
 from pdserve_protocol.door import Address
-from pdserve_protocol.outputs import Aborted, Failed, Finished
+from pdserve_protocol.outputs import Failed, Finished
 from pdserve_router import registry
+from pdserve_router.dispatcher import Attempt
+from pdserve_router.errors import RouterDraining
 from pdserve_router.output_processor import OutputProcessor
+from pdserve_router.placement import Placed
 from support.fake_node import LAYOUT, FakeNode
 from support.router_cluster import DEADLINE_S, FILES, free_port, pair, parse_events, router_cluster
 
@@ -59,14 +62,14 @@ def test_a_failure_after_the_first_byte_is_an_error_event_and_no_done() -> None:
     # B83
     async def main() -> None:
         async with router_cluster(pair(manual=True)) as c:
-            for end in (Failed(code="internal", message="a fault"), Aborted()):
+            for _ in range(2):
                 request = asyncio.create_task(c.session.post(c.url + COMPLETION, json=BODY | {"stream": True}))
                 prefill, decode = await soon(c.prefill[0].requests), await soon(c.decode[0].requests)
                 c.prefill[0].say(prefill, 0, [70])
                 answer = await request
                 assert answer.status == 200
                 c.decode[0].say(decode, 0, [70])
-                c.decode[0].say(decode, 1, end=end)
+                c.decode[0].say(decode, 1, end=Failed(code="internal", message="a fault"))
                 events = parse_events(await answer.read())
                 assert events[-1]["error"]["code"] == "internal"
                 # What the client saw is counted: the status had left before.
@@ -166,6 +169,18 @@ def test_nodes_are_told_of_one_another() -> None:
             for node, other in ((prefill, decode), (decode, prefill)):
                 (peer,) = (await node.met.get()).peers
                 assert (peer.port, peer.boot_id) == (int(other.address.rpartition(":")[2]), other.boot_id)
+
+    uvloop.run(main())
+
+
+def test_nodes_are_told_again_so_that_links_that_were_lost_come_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MEET_AGAIN_S", 0.01)
+
+    async def main() -> None:
+        async with router_cluster(pair()) as c, asyncio.timeout(DEADLINE_S):
+            for _ in range(5):
+                (peer,) = (await c.prefill[0].met.get()).peers
+                assert peer.boot_id == c.decode[0].boot_id
 
     uvloop.run(main())
 
@@ -317,6 +332,19 @@ def test_draining_lets_running_requests_finish_and_refuses_new_ones(in_time: boo
             if not in_time:
                 assert await soon(c.prefill[0].aborted) == half.id
             await draining
+
+    uvloop.run(main())
+
+
+def test_an_attempt_that_has_ended_has_nothing_to_say_of_the_routers_end() -> None:
+    # Whoever still waits for a node's last word would not let go of the event loop.
+    async def main() -> None:
+        attempt = Attempt("x", Placed("aggregated", {}))
+        attempt.life.stop()
+        attempt.fail(RouterDraining())
+        assert attempt.poll() is None
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(attempt.wait(), 0.001)
 
     uvloop.run(main())
 

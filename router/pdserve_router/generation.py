@@ -126,6 +126,7 @@ class Choice:
         self._close = close
         self._leader = leader
         self._trace = trace
+        self._last_tokens: float | None = None
 
     async def begin(self) -> Attempt:
         """Send the attempt: all choices of a prompt go on from what is computed, and handed over, for the first."""
@@ -165,7 +166,7 @@ class Choice:
             attempt.life.stop()
         if before <= 1 < processor.num_tokens or delta.reason is not None:
             self.prompt.begun.set()
-        self._trace.on_tokens(processor.num_tokens - before, self.index)
+        self._last_tokens = self._trace.on_tokens(processor.num_tokens - before, self._last_tokens)
         return delta
 
     @property

@@ -27,18 +27,15 @@ class RequestTrace:
         self._metrics = metrics
         self.arrived = time.monotonic()
         self._first_token: float | None = None
-        self._last_tokens: dict[int, float] = {}
         self.num_prompt_tokens = 0
         self.num_output_tokens = 0
         self.status = 500
         self.end = "internal"
         self.proofs: list[tuple[Proof, int]] = []
 
-    def on_tokens(self, count: int, choice: int = 0) -> None:
-        """``count`` tokens of a choice came from the nodes."""
+    def on_tokens(self, count: int, last: float | None) -> float:
+        """``count`` tokens of a choice came from the nodes. ``last``: what this returned for those before."""
         now = time.monotonic()
-        last = self._last_tokens.get(choice)
-        self._last_tokens[choice] = now
         self.num_output_tokens += count
         if last is None:
             if self._first_token is None:
@@ -49,6 +46,7 @@ class RequestTrace:
             count -= 1
         if count > 0:
             self._metrics.itl.observe((now - last) / count, count)
+        return now
 
     def on_end(self) -> None:
         """The request is over: count it and say so."""

@@ -15,6 +15,7 @@ from pdserve_router import openapi
 from pdserve_router.errors import ModelNotFound, NotReady, RouterError
 from pdserve_router.http_errors import RETRY_AFTER_S, error_body, http_answer, status_body
 from pdserve_router.openai_answers import Model, ModelList, Version
+from pdserve_router.request_body import MAX_BODY_BYTES
 from pdserve_router.serving import REQUEST_ID, Serving
 from pdserve_router.tokens_api import TokensApi
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# A prompt of more than a million tokens; the body of one is read and parsed on the event loop, which others wait for.
-MAX_BODY_BYTES = 8 << 20
 _MAX_REQUEST_ID_CHARS = 256
 _ID_HEADER = "X-Request-Id"
 _STARTED = web.RequestKey("started", bool)
@@ -37,7 +36,11 @@ _STARTED = web.RequestKey("started", bool)
 def build_app(
     serving: Serving, registry: NodeRegistry, metrics: RouterMetrics, node_metrics: NodeMetrics
 ) -> web.Application:
-    """The web application. Run it with ``handler_cancellation=True``: a client that goes away ends its request."""
+    """The web application.
+
+    Run it with ``handler_cancellation=True``, so that a client that goes away ends its request, and with
+    ``auto_decompress=False``, since it decompresses bodies itself.
+    """
     app = web.Application(middlewares=[_answer_errors], client_max_size=MAX_BODY_BYTES)
     status = _Status(serving, registry, metrics, node_metrics)
     tokens = TokensApi(registry)

@@ -70,7 +70,12 @@ class RouterServer:
         metrics.register(node_metrics)
         app = build_app(self._serving, self._registry, metrics, node_metrics)
         self._runner = web.AppRunner(
-            app, handler_cancellation=True, access_log=None, shutdown_timeout=_CLOSE_S, handle_signals=False
+            app,
+            handler_cancellation=True,
+            auto_decompress=False,
+            access_log=None,
+            shutdown_timeout=_CLOSE_S,
+            handle_signals=False,
         )
 
     async def start(self) -> str:

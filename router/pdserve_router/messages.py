@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from pdserve_router.errors import BadRequest, NotSupported
+from pdserve_router.nesting import check_nesting, too_deep
 from pdserve_router.openai_types import MAX_MESSAGES, CalledFunction, ChatMessage, ContentPart, ToolCall
 
 if TYPE_CHECKING:
@@ -57,9 +59,12 @@ def chat_prompt(
     for name in variables or ():
         if name in _OWN_NAMES:
             raise BadRequest(f"'chat_template_kwargs' must not set '{name}'", "chat_template_kwargs")
+    check_nesting(variables, "chat_template_kwargs")
+    for i, tool in enumerate(tools):
+        check_nesting(tool.function.parameters, f"tools[{i}]")
     return ChatPrompt(
         messages=[_message(message, f"messages[{i}]") for i, message in enumerate(messages)],
-        tools=[msgspec.to_builtins(tool) for tool in tools],
+        tools=[{"function": asdict(tool.function), "type": tool.type} for tool in tools],
         add_generation_prompt=not continue_final_message and add_generation_prompt is not False,
         continue_final_message=bool(continue_final_message),
         variables=variables or {},
@@ -164,7 +169,10 @@ def _tool_call(call: ToolCall, where: str) -> dict[str, Any]:
     param = f"{where}.function.arguments"
     try:
         arguments = msgspec.json.decode(call.function.arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise BadRequest(f"'{param}' is not a JSON object: {error}", param) from error
+    except RecursionError as error:
+        raise too_deep(param) from error
+    check_nesting(arguments, param)
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id or "", "type": "function", "function": function}

@@ -1,8 +1,8 @@
 """Request bodies as the OpenAI API defines them, with vLLM's extensions. Unknown fields are ignored.
 
 Types and ranges are declared here, and the OpenAPI document is made from the same declarations; what fields mean
-together is validate.py's. None is the same as absent. ``NOT_BUILT`` is the one list of fields that the API has and
-this server has not.
+together is validate.py's. None is the same as absent. ``NOT_BUILT`` lists the fields that the API has and this
+server has not.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ MAX_PROMPTS = 256
 MAX_MESSAGES = 2048
 MAX_TOOLS = 256
 MAX_LOGPROBS = 20
+MAX_TOKENS = 1 << 20
+"""What /tokenize and /detokenize show at once."""
 _ROLES = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 # Field by field, the values that ask for nothing; any other is refused by name.
@@ -31,7 +33,7 @@ NOT_BUILT: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": (),
     "truncate_prompt_tokens": (),
     "return_token_ids": (False,),
-    "add_special_tokens": (),
+    "add_special_tokens": (False,),
     "functions": ([],),
     "function_call": ("none",),
     "modalities": (["text"],),
@@ -47,6 +49,8 @@ NOT_BUILT: dict[str, tuple[object, ...]] = {
     "return_tokens_as_token_ids": (False,),
     "logits_processors": ([],),
 }
+# A plain text gets what the tokenizer adds to one.
+NOT_BUILT_COMPLETIONS = NOT_BUILT | {"add_special_tokens": (True,)}
 # The same for /v1/responses, whose fields partly have other meanings.
 NOT_BUILT_RESPONSES: dict[str, tuple[object, ...]] = {
     "previous_response_id": (),
@@ -288,7 +292,7 @@ class TokenizeBody(msgspec.Struct, kw_only=True):
 class DetokenizeBody(msgspec.Struct, kw_only=True):
     """POST /detokenize"""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Meta(max_length=MAX_TOKENS)]
     model: str | None = None
 
 

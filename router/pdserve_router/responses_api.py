@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
+from msgspec.structs import asdict
 from pdserve_text.pieces import CallArguments, CallStart, Content, Reasoning
 
 from pdserve_router.openai_answers import (
@@ -59,7 +60,7 @@ class ResponsesAnswer:
             "top_p": body.top_p,
             "text": text,
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
-            "tools": [msgspec.to_builtins(tool) for tool in body.tools or []],
+            "tools": [asdict(tool) for tool in body.tools or []],
             "user": body.user,
         }
 

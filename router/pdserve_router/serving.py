@@ -19,6 +19,7 @@ from pdserve_router.generation import Choice, Generation, PromptRun, proof_of
 from pdserve_router.http_errors import http_answer
 from pdserve_router.output_processor import OutputProcessor
 from pdserve_router.prompt_scores import text_offsets
+from pdserve_router.request_body import read_body
 from pdserve_router.responses import Answer, ChatFormat, CompletionFormat
 from pdserve_router.responses_api import ResponsesAnswer
 from pdserve_router.trace import RequestTrace
@@ -136,7 +137,7 @@ class Serving:
         run: Generation | None = None
         try:
             async with deadline:
-                request = _PARSE[endpoint](await http.read())
+                request = _PARSE[endpoint](await read_body(http))
                 served = self._registry.resolve(request.model)
                 run = await self._prepare(request, served, trace)
                 if request.stream:

@@ -14,6 +14,7 @@ from pdserve_text.grammar import choice_source
 from pdserve_text.reasoning import CLOSE, OPEN
 
 from pdserve_router.errors import BadRequest
+from pdserve_router.nesting import check_nesting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +36,7 @@ def wanted_grammar(body: GenerationBody, format_param: str) -> tuple[str, Gramma
         format_param: what ``response_format`` is called at this endpoint.
 
     Raises:
-        BadRequest: two fields ask, or one asks for nothing.
+        BadRequest: two fields ask, one asks for nothing, or a schema is nested too deeply.
     """
     asked: list[tuple[str, Grammar]] = []
     if body.response_format is not None and body.response_format.type != "text":
@@ -116,17 +117,19 @@ def _of_format(wanted: ResponseFormat, param: str) -> Grammar:
     if wanted.type == "json_object":
         return Grammar(kind="json_object")
     schema = wanted.json_schema.schema if wanted.json_schema is not None else None
+    # The responses endpoint has the members of json_schema beside the type.
+    holder = param if param == RESPONSES_FORMAT else f"{param}.json_schema"
     if schema is None:
-        # The responses endpoint has the members of json_schema beside the type.
-        missing = "json_schema" if wanted.json_schema is None else "json_schema.schema"
-        missing = f"{param}.{'schema' if param == RESPONSES_FORMAT else missing}"
+        missing = holder if wanted.json_schema is None else f"{holder}.schema"
         raise BadRequest(f"'{missing}' is required", missing, "missing_required_parameter")
+    check_nesting(schema, f"{holder}.schema")
     return Grammar(kind="json_schema", source=json.dumps(schema))
 
 
 def _of_structured_outputs(wanted: StructuredOutputs) -> Grammar:
     given: list[Grammar] = []
     if wanted.json is not None:
+        check_nesting(wanted.json, "structured_outputs.json")
         source = wanted.json if isinstance(wanted.json, str) else json.dumps(wanted.json)
         given.append(Grammar(kind="json_schema", source=source))
     if wanted.json_object:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar, TypeVarTuple
 
+import msgspec
 from pdserve_text.chat_template import ChatTemplate
 from pdserve_text.errors import BadGrammar, ChatTemplateError, NotUnicode, TokenizerFilesError, UnsupportedContent
 from pdserve_text.grammar import GrammarCompiler
@@ -14,17 +15,17 @@ from pdserve_text.tokenizer import Tokenizer
 from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pdserve_protocol.sampling import Grammar
 
     from pdserve_router.messages import ChatPrompt
     from pdserve_router.validate import Prompt
 
-# Below this a prompt is tokenized in a fraction of the time that a trip to another thread takes.
+# Below this a prompt is rendered and tokenized in a fraction of the time that a trip to another thread takes.
 _INLINE_CHARS = 8192
-# What rendering a message costs, in characters tokenized.
-_MESSAGE_CHARS = 64
+Args = TypeVarTuple("Args")
+Result = TypeVar("Result")
 
 
 class TextModel:
@@ -69,10 +70,9 @@ class TextModel:
                 raise ContextTooLong(len(prompt), None, limit, param)
             return prompt
         special = isinstance(prompt, str) if add_special_tokens is None else add_special_tokens
-        size = len(prompt) if isinstance(prompt, str) else sum(map(_num_chars, (*prompt.messages, *prompt.tools)))
-        if size <= _INLINE_CHARS:
-            return self._encode(prompt, limit, param, special)
-        return await asyncio.get_running_loop().run_in_executor(None, self._encode, prompt, limit, param, special)
+        if not isinstance(prompt, str):
+            prompt = await _aside(len(msgspec.json.encode(prompt)), self._render, prompt, param)
+        return await _aside(len(prompt), self._encode, prompt, limit, param, special)
 
     async def check_grammar(self, grammar: Grammar, param: str) -> None:
         """Raises BadRequest where the grammar has a fault. Others go on while it is compiled."""
@@ -90,33 +90,35 @@ class TextModel:
         except BadGrammar as error:
             raise BadRequest(f"'{param}': {error}", param) from error
 
-    def _encode(self, prompt: str | ChatPrompt, limit: int, param: str, special: bool) -> list[int]:
+    def _encode(self, text: str, limit: int, param: str, special: bool) -> list[int]:
+        fewest = self.tokenizer.fewest_tokens(text)
+        if fewest > limit:
+            raise ContextTooLong(fewest, None, limit, param, at_least=True)
         try:
-            text = prompt if isinstance(prompt, str) else self._render(prompt)
-            fewest = self.tokenizer.fewest_tokens(text)
-            if fewest > limit:
-                raise ContextTooLong(fewest, None, limit, param, at_least=True)
             ids = self.tokenizer.encode(text, add_special_tokens=special)
-        except (ChatTemplateError, NotUnicode, UnsupportedContent) as error:
+        except NotUnicode as error:
             raise BadRequest(str(error), param) from error
         if not ids:
             raise BadRequest(f"'{param}' has no tokens", param)
         return ids
 
-    def _render(self, prompt: ChatPrompt) -> str:
+    def _render(self, prompt: ChatPrompt, param: str) -> str:
         if prompt.tools and not self._template.knows_tools:
             raise NotSupported("tools", "this model's chat template does not tell the model of them")
         variables = prompt.variables | ({"tools": prompt.tools} if prompt.tools else {})
-        return self._template.render(
-            prompt.messages,
-            add_generation_prompt=prompt.add_generation_prompt,
-            continue_final_message=prompt.continue_final_message,
-            **variables,
-        )
+        try:
+            return self._template.render(
+                prompt.messages,
+                add_generation_prompt=prompt.add_generation_prompt,
+                continue_final_message=prompt.continue_final_message,
+                **variables,
+            )
+        except (ChatTemplateError, UnsupportedContent) as error:
+            raise BadRequest(str(error), param) from error
 
 
-def _num_chars(message: Mapping[str, object]) -> int:
-    content = message.get("content")
-    if isinstance(content, list):
-        return sum(_MESSAGE_CHARS + len(part["text"]) for part in content)
-    return _MESSAGE_CHARS + (len(content) if isinstance(content, str) else 0)
+async def _aside(size: int, work: Callable[[*Args], Result], *args: *Args) -> Result:
+    """The result of ``work``, which others wait for only where what it works on is small."""
+    if size <= _INLINE_CHARS:
+        return work(*args)
+    return await asyncio.get_running_loop().run_in_executor(None, work, *args)

@@ -7,7 +7,6 @@ needs what only the model knows (vocabulary, defaults, limits) and the prompt's 
 from __future__ import annotations
 
 import json
-import math
 import re
 import secrets
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from pdserve_router.messages import ChatPrompt, chat_prompt, messages_of_items
 from pdserve_router.openai_types import (
     MAX_PROMPTS,
     NOT_BUILT,
+    NOT_BUILT_COMPLETIONS,
     NOT_BUILT_RESPONSES,
     Body,
     ChatBody,
@@ -48,7 +48,7 @@ DEFAULT_COMPLETION_TOKENS = 16
 _SEED_MASK = (1 << 63) - 1
 
 _chat_decoder = body_decoder(ChatBody, NOT_BUILT)
-_completion_decoder = body_decoder(CompletionBody, NOT_BUILT)
+_completion_decoder = body_decoder(CompletionBody, NOT_BUILT_COMPLETIONS)
 _responses_decoder = body_decoder(ResponsesBody, NOT_BUILT_RESPONSES)
 
 Endpoint = Literal["chat", "completion", "responses"]
@@ -123,7 +123,7 @@ def parse_completion(data: bytes) -> GenerationRequest:
         BadRequest: the first fault found, with the field named.
     """
     body = decode_body(data, _completion_decoder)
-    refuse_unbuilt(body, NOT_BUILT)
+    refuse_unbuilt(body, NOT_BUILT_COMPLETIONS)
     return _checked(
         body,
         endpoint="completion",
@@ -406,21 +406,19 @@ def _response_format(text: ResponseTextFormat | None) -> ResponseFormat | None:
 
 def _not_finite(data: bytes) -> str | None:
     """Name of the first top-level field that is, or holds, NaN or an infinity; these are not JSON, yet often sent."""
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return None
 
     def bad(item: object) -> bool:
-        if isinstance(item, float):
-            return not math.isfinite(item)
-        if isinstance(item, dict):
-            return any(bad(v) for v in item.values())
-        return isinstance(item, list) and any(bad(v) for v in item)
+        try:
+            json.dumps(item, allow_nan=False)
+        except ValueError:
+            return True
+        return False
 
-    if not isinstance(value, dict):
+    try:
+        value = json.loads(data)
+        return next((name for name, item in value.items() if bad(item)), None) if isinstance(value, dict) else None
+    except (ValueError, RecursionError):
         return None
-    return next((name for name, item in value.items() if bad(item)), None)
 
 
 def _shown(value: float) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from pdserve_router.errors import BadRequest, ContextTooLong, NotSupported
-from pdserve_router.validate import check_token_ids, parse_chat, parse_completion, sampling_params
+from pdserve_router.nesting import MAX_NESTING
+from pdserve_router.validate import check_token_ids, parse_chat, parse_completion, parse_responses, sampling_params
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -218,6 +219,65 @@ def test_bodies_that_are_not_json_objects(parse: Any, data: bytes) -> None:
 def test_deep_bodies(data: bytes) -> None:
     with pytest.raises(BadRequest):
         parse_completion(data)
+
+
+def nested(depth: int, leaf: str = "{}") -> str:
+    return '{"a":' * depth + leaf + "}" * depth
+
+
+NESTED = {
+    "tools": (parse_chat, '"messages":[%s],"tools":[{"type":"function","function":{"name":"f","parameters":%s}}]'),
+    "chat_template_kwargs": (parse_chat, '"messages":[%s],"chat_template_kwargs":%s'),
+    "response_format.json_schema.schema": (
+        parse_chat,
+        '"messages":[%s],"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":%s}}',
+    ),
+    "structured_outputs.json": (parse_chat, '"messages":[%s],"structured_outputs":{"json":%s}'),
+    "tools[0]": (parse_responses, '"input":[%s],"tools":[{"type":"function","name":"f","parameters":%s}]'),
+    "text.format.schema": (
+        parse_responses,
+        '"input":[%s],"text":{"format":{"type":"json_schema","name":"a","schema":%s}}',
+    ),
+}
+
+
+@pytest.mark.parametrize("param", NESTED)
+def test_deep_values_are_refused_by_name(param: str) -> None:
+    # B108: nothing that is taken is too deep for what comes later.
+    parse, fields = NESTED[param]
+
+    def parsed(depth: int) -> None:
+        parse(("{" + fields % (json.dumps(MESSAGES[0]), nested(depth)) + "}").encode())
+
+    parsed(MAX_NESTING - 1)
+    for depth in (MAX_NESTING, 400, *range(930, 1000)):
+        with pytest.raises(BadRequest, match="nested too deeply") as caught:
+            parsed(depth)
+        # Near Python's own limit the body cannot be read at all, and no field is known.
+        assert (caught.value.param or param).startswith(param) or depth >= 930
+
+
+def test_deep_arguments_are_refused_by_place() -> None:
+    for depth in (MAX_NESTING, *range(930, 1000)):
+        call = CALL | {"function": {"name": "f", "arguments": nested(depth)}}
+        with pytest.raises(BadRequest, match="nested too deeply") as caught:
+            chat(messages=[{"role": "assistant", "tool_calls": [call]}])
+        assert caught.value.param == ARGUMENTS
+
+
+def test_nan_may_be_deep() -> None:
+    for depth in range(300, 1000, 10):
+        with pytest.raises(BadRequest, match=r"'zz' is not a finite number|not valid JSON|nested too deeply"):
+            parse_completion(b'{"prompt":"x","zz":' + b"[" * depth + b"NaN" + b"]" * depth + b"}")
+    with pytest.raises(BadRequest, match="'zz' is not a finite number"):
+        parse_completion(b'{"prompt":"x","zz":[{"a":[NaN]}]}')
+
+
+@pytest.mark.parametrize(("parse", "harmless"), [(chat, False), (completion, True)])
+def test_special_tokens_are_added_as_the_endpoint_does(parse: Any, harmless: bool) -> None:
+    parse(add_special_tokens=harmless)
+    with pytest.raises(NotSupported, match="add_special_tokens"):
+        parse(add_special_tokens=not harmless)
 
 
 def test_logprobs_of_both_endpoints() -> None:

@@ -60,6 +60,7 @@ QWEN_CALL = (
     "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
     "</function>\n</tool_call>"
 )
+QWEN_TIME = "<tool_call>\n<function=time>\n</function>\n</tool_call>"
 CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("hermes", HERMES_CALL, "", [PARIS]),
     ("hermes", "Let me see.\n" + HERMES_CALL + "\n" + HERMES_CALL + "\n", "Let me see.", [PARIS, PARIS]),
@@ -120,6 +121,47 @@ CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("qwen3_coder", "<tool_call>\n<fun", "<tool_call>\n<fun", []),
     ("qwen3_coder", "<tool_call>x", "<tool_call>x", []),
     ("qwen3_coder", QWEN_CALL[:70], "", [("weather", {"city": "Paris"})]),
+    # Text after a call keeps its spaces.
+    ("hermes", HERMES_CALL + "\n Here you are:\n - one \n", "Here you are:\n - one \n", [PARIS]),
+    ("qwen3_coder", QWEN_TIME + " Here you are.", "Here you are.", [("time", {})]),
+    ("mistral", "[TOOL_CALLS]time{} Here you are.", "Here you are.", [("time", {})]),
+    # A mark that closes a call may be missing.
+    ("hermes", HERMES_CALL[:-13] + "\n" + HERMES_CALL, "", [PARIS, PARIS]),
+    ("hermes", HERMES_CALL[:-13] + "\nHere you are.", "Here you are.", [PARIS]),
+    ("hermes", HERMES_CALL[:-13] + "\nOne more. " + HERMES_CALL, "One more.", [PARIS, PARIS]),
+    ("hermes", HERMES_CALL[:-14] + "\nHere you are.", "Here you are.", [PARIS]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": {}, x', ", x", [("time", {})]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": {}, "id": "a"}</tool_call>', "", [("time", {})]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": {}}}\n</tool_call> So.', "So.", [("time", {})]),
+    ("hermes", HERMES_CALL[:-1], "", [PARIS]),
+    ("mistral", '[TOOL_CALLS][{"name": "time", "arguments": {}, "id": "abcdefghi"}]', "", [("time", {})]),
+    ("mistral", '[TOOL_CALLS][{"name": "time", "arguments": {}] Here you are.', "Here you are.", [("time", {})]),
+    ("llama3_json", '{"name": "time", "parameters": {} Here you are.', "Here you are.", [("time", {})]),
+    ("qwen3_coder", "<tool_call><function=time>" + QWEN_TIME, "", [("time", {}), ("time", {})]),
+    ("qwen3_coder", "<tool_call><function=time></function>" + QWEN_TIME, "", [("time", {}), ("time", {})]),
+    ("qwen3_coder", "<tool_call><function=time></tool_call>" + QWEN_TIME, "", [("time", {}), ("time", {})]),
+    ("qwen3_coder", "<tool_call><function=time></function>\nHere you are.", "Here you are.", [("time", {})]),
+    ("qwen3_coder", "<tool_call><function=time>\nHere you are.", "Here you are.", [("time", {})]),
+    ("qwen3_coder", QWEN_CALL[:86], "<parameter=days>\n3", [("weather", {"city": "Paris"})]),
+    # What follows that which was no call is read once, and as what it is.
+    ("hermes", '<tool_call>{"type": 1}tail', '<tool_call>{"type": 1}tail', []),
+    ("hermes", '<tool_call>{"x": 1}</tool_call> ' + HERMES_CALL, '<tool_call>{"x": 1}</tool_call>', [PARIS]),
+    ("llama3_json", '{"name": "Ada", "parameters": {}} and so on', '{"name": "Ada", "parameters": {}} and so on', []),
+    # A name is short, and half a character is none.
+    ("hermes", f'<tool_call>{{"name": "{"a" * 256}", "arguments": {{}}}}', "", [("a" * 256, {})]),
+    ("hermes", f'<tool_call>{{"name": "{"a" * 257}', f'<tool_call>{{"name": "{"a" * 257}', []),
+    ("hermes", f'<tool_call>{{"id": 1, "name": "{"a" * 257}"}}', f'<tool_call>{{"id": 1, "name": "{"a" * 257}"}}', []),
+    (
+        "hermes",
+        '<tool_call>{"name": "\\ud800", "arguments": {}}',
+        '<tool_call>{"name": "\\ud800", "arguments": {}}',
+        [],
+    ),
+    ("hermes", '<tool_call>{"arguments": {"a": "\\ud800"}, "name": "time"}', "", [("time", {"a": "\ud800"})]),
+    # So is the space around a mark.
+    ("hermes", "a" + " " * 300 + HERMES_CALL, "a" + " " * 44, [PARIS]),
+    ("hermes", "<tool_call>" + " " * 300 + "{}", "<tool_call>" + " " * 300 + "{}", []),
+    ("llama3_json", " " * 300 + '{"name": "time"}', " " * 300 + '{"name": "time"}', []),
 ]
 
 
@@ -133,8 +175,70 @@ def test_formats(tools: str, text: str, content: str, calls: list[tuple[str, Any
 def test_a_cut_at_every_place_changes_nothing(tools: str, text: str) -> None:
     whole = parse([text], tools)
     assert parse(list(text), tools) == whole
-    for cut in range(1, len(text)):
+    for cut in range(1, len(text), 1 + len(text) // 100):
         assert parse([text[:cut], text[cut:]], tools) == whole
+
+
+OPENERS = {
+    "hermes": [HERMES_CALL, HERMES_CALL[:-13], HERMES_CALL[:-12], '<tool_call>{"name": "time"}</tool_call>'],
+    "qwen3_coder": [QWEN_CALL, QWEN_TIME, "<tool_call><function=time></function>", "<tool_call><function=time>"],
+    "mistral": ["[TOOL_CALLS]time{}", '[TOOL_CALLS][{"name": "time", "arguments": {}}]'],
+}
+WORDS = st.text("ab ,.:\n", max_size=12)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(sorted(OPENERS)), st.data())
+def test_words_among_calls_stay_as_they_are(tools: str, data: st.DataObject) -> None:
+    calls = st.sampled_from(OPENERS[tools])
+    words = st.text("ab.:", min_size=1, max_size=3)
+    texts = [words, WORDS, words]
+    parts: list[str] = []
+    expected, num_calls = "", data.draw(st.integers(0, 3))
+    for i in range(num_calls + 1):
+        said = "".join(data.draw(t) for t in texts)
+        parts += [said, data.draw(calls) if i < num_calls else ""]
+        expected += said
+    text = "".join(parts)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pushed = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    for one in ([text], pushed, list(text)):
+        content, _, found = parse(one, tools)
+        assert content == expected
+        assert len(found) == num_calls
+
+
+ENDLESS = ['<tool_call>{"name": "', '<tool_call>{"', "<tool_call>{", "<tool_call>", "<tool_call><function=f>", "x", ""]
+ENDLESS += [
+    "[TOOL_CALLS]",
+    "[TOOL_CALLS][",
+    '[TOOL_CALLS][{"name": "f", "arguments": {}',
+    '{"name": "',
+    "<|python_tag|>",
+]
+
+
+@pytest.mark.parametrize("tools", TOOL_PARSERS)
+@pytest.mark.parametrize("piece", ["abcd", "    ", "\n\n\n\n", "<parameter=a>", ", , "])
+def test_no_more_is_read_again_than_a_few_kilobytes(tools: str, piece: str) -> None:
+    for reasoning in (None, "qwen3", "deepseek_r1"):
+        for start in ENDLESS:
+            thinking = ReasoningParser(reasoning) if reasoning else None
+            parser = tool_parser(tools)(TOOLS)
+            output = OutputParser(thinking, parser)
+            for text in [start, *[piece] * 400]:
+                output.push(text)
+            assert len(parser._held) + len(parser._mark) < 1024
+            assert thinking is None or len(thinking._held) < 1024
+
+
+@pytest.mark.parametrize("tools", ["hermes", "mistral", "llama3_json"])
+def test_a_name_that_does_not_end_is_content_while_it_grows(tools: str) -> None:
+    start = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS][", "llama3_json": ""}[tools] + '{"name": "'
+    for text in (start, start.replace("name", "x" * 1100), start.replace("{", "{" + " " * 1100)):
+        parser = tool_parser(tools)(TOOLS)
+        pieces = [piece for part in [text, *["abcd"] * 65] for piece in parser.push(part)]
+        assert "".join(piece.text for piece in pieces if isinstance(piece, Content)) == text + "abcd" * 65
 
 
 FRAGMENTS = st.sampled_from(
@@ -165,8 +269,11 @@ FRAGMENTS = st.sampled_from(
         "<parameter=",
         "</parameter>",
         "</function>",
+        '{"type": 1}',
+        ', "id": 1}',
         "<think>",
         "</think>",
+        " " * 300,
         "\n",
         " ",
         '{"name": "time", "arguments": {',

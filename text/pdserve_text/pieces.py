@@ -38,6 +38,9 @@ class CallArguments:
     text: str
 
 
+# Of a run of space that may belong to a mark, no more is held back.
+MOST_SPACE = 256
+
 Piece = Content | Reasoning | CallStart | CallArguments
 
 

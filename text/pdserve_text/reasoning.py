@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pdserve_text.pieces import Content, Reasoning, partial_marker
+from pdserve_text.pieces import MOST_SPACE, Content, Reasoning, partial_marker
 
 if TYPE_CHECKING:
     from pdserve_text.pieces import Piece
@@ -83,9 +83,10 @@ class ReasoningParser:
 
     def _start(self) -> None:
         text = self._held.lstrip()
-        if len(text) < len(OPEN) and OPEN.startswith(text):
+        much_space = len(self._held) - len(text) > MOST_SPACE
+        if len(text) < len(OPEN) and OPEN.startswith(text) and not much_space:
             return
-        if text.startswith(OPEN):
+        if text.startswith(OPEN) and not much_space:
             self._held = text[len(OPEN) :]
             self._state = _State.INSIDE
         else:
@@ -98,7 +99,7 @@ class ReasoningParser:
         end = self._held.find(CLOSE)
         closed = end >= 0
         cut = end if closed else len(self._held) - partial_marker(self._held, CLOSE)
-        thought = self._held[:cut].rstrip("\n")
+        thought = self._held[: max(len(self._held[:cut].rstrip("\n")), cut - MOST_SPACE)]
         if thought:
             pieces.append(Reasoning(thought))
         if closed:

@@ -6,7 +6,8 @@
     qwen3_coder   <tool_call><function=name><parameter=key>value</parameter></function></tool_call>
 
 What a parser returns, joined, depends on the text alone, not on how it was cut into pushes. Text that only looked like
-a call comes out as content; nothing is lost but the marks and the space around them.
+a call comes out as content, and so does what follows a call whose closing mark is missing; nothing is lost but the
+marks and the space around them. What is held back and read again with each push is short, however long the answer.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import string
 from typing import TYPE_CHECKING, Any
 
-from pdserve_text.json_call import JsonCall, ObjectEnd
-from pdserve_text.pieces import CallArguments, CallStart, Content, partial_marker
+from pdserve_text.json_call import JsonCall, ObjectEnd, json_text
+from pdserve_text.pieces import MOST_SPACE, CallArguments, CallStart, Content, partial_marker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pdserve_text.pieces import Piece
 
-_ALPHANUMERIC = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+_BETWEEN = ", \n\t\r"
+_ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class ToolParser:
@@ -40,6 +43,9 @@ class ToolParser:
 
     marker = ""
     needs_special_tokens = False
+    # What ends a call, and characters that mean nothing right after one; None: space.
+    _close = ""
+    _loose: str | None = None
 
     def __init__(self, tools: Mapping[str, Mapping[str, Any]], new_id: Callable[[], str] | None = None) -> None:
         self._tools = tools
@@ -47,6 +53,7 @@ class ToolParser:
         self._held = ""
         self._in_call = False
         self._num_calls = 0
+        self._after_call = False
         # The mark of the call under way with the space around it, for when it turns out to be none.
         self._mark = ""
 
@@ -64,45 +71,62 @@ class ToolParser:
         if self._in_call:
             self._give_up(pieces)
         held, self._held = self._held, ""
-        if held and not (self._num_calls and held.isspace()):
-            pieces.append(Content(held))
+        if not (self._after_call and (held.isspace() or self._close.startswith(held))):
+            self._content(pieces, held)
         return pieces
 
     def _outside(self, pieces: list[Piece]) -> bool:
         """Emit content up to the next mark; whether there is more to do."""
+        if self._after_call:
+            self._held = self._held.lstrip(self._loose)
+            if self._close and self._held.startswith(self._close):
+                self._held = self._held[len(self._close) :]
+                return True
+            if self._close.startswith(self._held):
+                return False
         start = self._held.find(self.marker)
-        if start >= 0:
-            before = self._held[:start].rstrip()
-            self._mark = self._held[len(before) : start + len(self.marker)]
-            self._held = self._held[start + len(self.marker) :]
-            self._in_call = True
-            self._enter()
-        else:
-            before = self._held[: len(self._held) - partial_marker(self._held, self.marker)].rstrip()
-            self._held = self._held[len(before) :]
-        if self._num_calls:
-            before = before.lstrip()
-        if before:
-            pieces.append(Content(before))
-        return start >= 0
+        end = start if start >= 0 else len(self._held) - partial_marker(self._held, self.marker)
+        cut = max(len(self._held[:end].rstrip()), end - MOST_SPACE)
+        self._content(pieces, self._held[:cut])
+        if start < 0:
+            self._held = self._held[cut:]
+            return False
+        self._mark = self._held[cut : start + len(self.marker)]
+        self._held = self._held[start + len(self.marker) :]
+        self._in_call = True
+        self._enter()
+        return True
+
+    def _content(self, pieces: list[Piece], text: str) -> None:
+        if text:
+            pieces.append(Content(text))
+            self._after_call = False
 
     def _start(self, pieces: list[Piece], name: str) -> None:
         pieces.append(CallStart(self._num_calls, self._new_id(), name))
         self._num_calls += 1
+        self._after_call = True
 
     def _arguments(self, pieces: list[Piece], text: str) -> None:
         if text:
             pieces.append(CallArguments(self._num_calls - 1, text))
 
-    def _trim(self) -> None:
-        """Space after the mark is as good as part of it."""
-        text = self._held.lstrip()
-        self._mark += self._held[: len(self._held) - len(text)]
-        self._held = text
+    def _skip_space(self, pieces: list[Piece], characters: str | None = None) -> bool:
+        """Space after the mark is as good as part of it; whether something follows that is to be read. Where there is
+        too much of it, it was no call.
+        """
+        space = len(self._held) - len(self._held.lstrip(characters))
+        if space > MOST_SPACE:
+            self._reject(pieces, self._mark)
+        elif space < len(self._held):
+            self._mark += self._held[:space]
+            self._held = self._held[space:]
+            return True
+        return False
 
     def _reject(self, pieces: list[Piece], text: str) -> None:
         """It was no call: ``text``, with its mark, is content."""
-        pieces.append(Content(text))
+        self._content(pieces, text)
         self._in_call = False
 
     def _enter(self) -> None:
@@ -132,8 +156,8 @@ class _JsonParser(ToolParser):
     def _enter(self) -> None:
         self._json = None
 
-    def _read(self, pieces: list[Piece]) -> JsonCall:
-        """Feed all of ``_held`` to the call under way; what follows it is held again."""
+    def _read(self, pieces: list[Piece]) -> bool:
+        """Feed all of ``_held`` to the call under way; what follows it is held again. Whether there is more to do."""
         if self._json is None:
             self._json, self._announced = JsonCall(), False
         call = self._json
@@ -144,55 +168,46 @@ class _JsonParser(ToolParser):
                 self._start(pieces, call.name)
             else:
                 call.broken = True
-        if self._announced:
+        if call.broken:
+            self._reject(pieces, self._mark + call.raw)
+        else:
             self._arguments(pieces, arguments)
-        return call
+        return bool(self._held)
+
+    def _closed(self, call: JsonCall) -> bool:
+        """Leave out the rest of the object; whether its end is known."""
+        rest = call.close(self._held)
+        if rest is not None:
+            self._held = rest
+        return rest is not None
 
     def _is_call(self, name: str) -> bool:
         return True
 
     def _give_up(self, pieces: list[Piece]) -> None:
-        if self._json is not None and not self._announced:
-            self._reject(pieces, self._mark + self._json.raw)
-        elif self._json is None and self._mark:
+        if self._json is None:
             self._reject(pieces, self._mark + self._held)
             self._held = ""
+        elif not self._announced:
+            self._reject(pieces, self._mark + self._json.raw)
 
 
 class HermesParser(_JsonParser):
     marker = "<tool_call>"
     _close = "</tool_call>"
+    _loose = string.whitespace + "}"
 
     def _call(self, pieces: list[Piece]) -> bool:
         if self._json is not None and self._json.ended:
-            return self._skip_close()
+            self._in_call = not self._closed(self._json)
+            return bool(self._held) and not self._in_call
         if self._json is None:
-            text = self._held.lstrip()
-            if not text:
-                return False
-            if not text.startswith("{"):
+            if not self._skip_space(pieces):
+                return not self._in_call
+            if not self._held.startswith("{"):
                 self._reject(pieces, self._mark)
                 return True
-            self._trim()
-        call = self._read(pieces)
-        if call.broken:
-            self._reject(pieces, self._mark + call.raw)
-        return bool(self._held)
-
-    def _skip_close(self) -> bool:
-        end = self._held.find(self._close)
-        if end < 0:
-            self._held = self._held[len(self._held) - partial_marker(self._held, self._close) :]
-            return False
-        self._held = self._held[end + len(self._close) :]
-        self._in_call = False
-        return bool(self._held)
-
-    def _give_up(self, pieces: list[Piece]) -> None:
-        if self._json is not None and self._json.ended:
-            self._held = ""
-        else:
-            super()._give_up(pieces)
+        return self._read(pieces)
 
 
 class Llama3JsonParser(_JsonParser):
@@ -208,20 +223,18 @@ class Llama3JsonParser(_JsonParser):
         self._decided = False
 
     def _outside(self, pieces: list[Piece]) -> bool:
-        text = self._held.lstrip()
         if self._decided:
-            if self._held:
-                pieces.append(Content(self._held))
-                self._held = ""
+            self._content(pieces, self._held)
+            self._held = ""
             return False
+        text = self._held.lstrip()
         if text.startswith(self.marker):
             text = text[len(self.marker) :].lstrip()
-        elif self.marker.startswith(text):
-            return False
-        if not text:
+        much_space = len(self._held) - len(text) > MOST_SPACE
+        if self.marker.startswith(text) and not much_space:
             return False
         self._decided = True
-        if not text.startswith("{"):
+        if much_space or not text.startswith("{"):
             return True
         self._in_call = True
         self._json, self._mark = None, self._held[: len(self._held) - len(text)]
@@ -230,42 +243,22 @@ class Llama3JsonParser(_JsonParser):
 
     def _call(self, pieces: list[Piece]) -> bool:
         if self._json is not None and self._json.ended:
-            return self._next()
-        call = self._read(pieces)
-        if call.broken:
-            self._reject(pieces, self._mark + call.raw)
-            self._held = ""
-            return False
-        return bool(self._held)
+            return self._next(self._json)
+        return self._read(pieces)
 
-    def _next(self) -> bool:
+    def _next(self, call: JsonCall) -> bool:
         """After a call: the end of its object, a semicolon, another call; or something else."""
-        assert self._json is not None
-        text = self._held.lstrip()
-        if not self._json.closed:
-            if not text:
-                return False
-            self._json.closed = True
-            self._held = text[1:] if text.startswith("}") else text
-            return bool(self._held)
-        text = text.lstrip("; \n")
-        if not text:
+        if not self._closed(call):
             return False
-        self._held = text
-        if text.startswith("{"):
+        self._held = self._held.lstrip("; \n")
+        if self._held.startswith("{"):
             self._json, self._mark = None, ""
-        else:
+        elif self._held:
             self._in_call = False
-        return True
+        return bool(self._held)
 
     def _is_call(self, name: str) -> bool:
         return name in self._tools
-
-    def _give_up(self, pieces: list[Piece]) -> None:
-        if self._json is not None and self._json.ended:
-            self._held = ""
-        else:
-            super()._give_up(pieces)
 
 
 class MistralParser(_JsonParser):
@@ -291,11 +284,9 @@ class MistralParser(_JsonParser):
             return self._named_arguments(pieces, self._object)
         if self._array:
             return self._next_in_array(pieces)
-        text = self._held.lstrip()
-        if not text:
-            return False
-        if text.startswith("["):
-            self._trim()
+        if not self._skip_space(pieces):
+            return not self._in_call
+        if self._held.startswith("["):
             self._array, self._held, self._mark = True, self._held[1:], self._mark + "["
             return bool(self._held)
         return self._name(pieces)
@@ -303,38 +294,27 @@ class MistralParser(_JsonParser):
     def _next_in_array(self, pieces: list[Piece]) -> bool:
         if self._json is not None and not self._json.ended:
             return self._element(pieces)
-        text = self._held
-        if self._json is not None and not self._json.closed:
-            end = text.find("}")
-            if end < 0:
-                self._held = ""
-                return False
-            self._json.closed, text = True, text[end + 1 :]
-        stripped = text.lstrip(", \n\t\r")
         if self._json is None:
-            self._mark += text[: len(text) - len(stripped)]
-        self._held = text = stripped
-        if not text:
+            if not self._skip_space(pieces, _BETWEEN):
+                return not self._in_call
+        elif not self._closed(self._json):
             return False
-        if text.startswith("{"):
+        self._held = self._held.lstrip(_BETWEEN)
+        if self._held.startswith("{"):
             self._json = None
             return self._element(pieces)
-        if text.startswith("]") and self._json is not None:
-            self._held = text[1:]
-            self._in_call = False
-        elif self._json is not None:
-            self._in_call = False
-        else:
+        if self._json is None:
             self._reject(pieces, self._mark)
+        elif self._held:
+            self._held = self._held.removeprefix("]")
+            self._in_call = False
         return bool(self._held)
 
     def _element(self, pieces: list[Piece]) -> bool:
-        call = self._read(pieces)
-        if call.broken:
-            self._reject(pieces, self._mark + call.raw)
+        more = self._read(pieces)
         if self._announced:
             self._mark = ""
-        return bool(self._held)
+        return more
 
     def _name(self, pieces: list[Piece]) -> bool:
         found = self._named.match(self._held)
@@ -360,9 +340,7 @@ class MistralParser(_JsonParser):
         return bool(self._held)
 
     def _give_up(self, pieces: list[Piece]) -> None:
-        if self._object is not None or (self._json is not None and self._json.ended):
-            self._held = ""
-        else:
+        if self._object is None:
             super()._give_up(pieces)
 
     def _random_id(self) -> str:
@@ -386,60 +364,90 @@ class Qwen3CoderParser(ToolParser):
 
     marker = "<tool_call>"
     _close = "</tool_call>"
-    _function = re.compile(r"\s*<function=([^>\s]{1,128})>")
-    _maybe = re.compile(r"\s*(<(f(u(n(c(t(i(o(n(=([^>\s]{0,128})?)?)?)?)?)?)?)?)?)?)?\Z")
+    _function = re.compile(r"<function=([^>\s]{1,128})>")
+    _maybe = re.compile(r"(<(f(u(n(c(t(i(o(n(=([^>\s]{0,128})?)?)?)?)?)?)?)?)?)?)\Z")
     _end = "</function>"
-    _parameter = re.compile(r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>", re.DOTALL)
+    _token = re.compile(r"<parameter=([^<>]{1,128})>|</parameter>|</function>|</?tool_call>")
+    _longest_token = 140
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._name: str | None = None
-        self._ended = False
+        self._enter()
 
     def _enter(self) -> None:
-        self._name, self._ended = None, False
+        self._name: str | None = None
+        self._values: dict[str, str] = {}
+        # The parameter under way with its text so far, and text that belongs to none.
+        self._key: str | None = None
+        self._value: list[str] = []
+        self._rest: list[str] = []
 
     def _call(self, pieces: list[Piece]) -> bool:
-        if self._ended:
-            end = self._held.find(self._close)
-            if end < 0:
-                self._held = self._held[len(self._held) - partial_marker(self._held, self._close) :]
-                return False
-            self._held = self._held[end + len(self._close) :]
-            self._in_call = False
-            return bool(self._held)
-        if self._name is None:
-            found = self._function.match(self._held)
-            if found is None:
-                if self._maybe.match(self._held):
-                    return False
-                self._reject(pieces, self._mark)
-                return True
+        if self._name is not None:
+            return self._body(pieces)
+        if not self._skip_space(pieces):
+            return not self._in_call
+        found = self._function.match(self._held)
+        if found is not None:
             self._name = found[1]
             self._held = self._held[found.end() :]
             self._start(pieces, self._name)
-            return True
-        end = self._held.find(self._end)
-        if end < 0:
+            return bool(self._held)
+        if self._maybe.match(self._held):
             return False
-        self._arguments(pieces, self._values(self._held[:end]))
-        self._held = self._held[end + len(self._end) :]
-        self._ended = True
+        self._reject(pieces, self._mark)
+        return True
+
+    def _body(self, pieces: list[Piece]) -> bool:
+        """Take the next tag, and the text before it."""
+        text = self._rest if self._key is None else self._value
+        found = self._token.search(self._held)
+        if found is None:
+            cut = self._held.rfind("<")
+            if cut < 0 or ">" in self._held[cut:] or len(self._held) - cut > self._longest_token:
+                cut = len(self._held)
+            text.append(self._held[:cut])
+            self._held = self._held[cut:]
+            return False
+        text.append(self._held[: found.start()])
+        if self._key is None and found[0] in (self.marker, self._close):
+            # The end of the function is missing.
+            self._held = self._held[found.start() :]
+            self._end_call(pieces)
+            return True
+        self._held = self._held[found.end() :]
+        if found[0] == self._end:
+            self._end_value()
+            self._end_call(pieces)
+        elif self._key is None and found[1] is not None:
+            self._key = found[1]
+        elif self._key is not None and found[0] == "</parameter>":
+            self._end_value()
+        else:
+            text.append(found[0])
         return bool(self._held)
+
+    def _end_value(self) -> None:
+        if self._key is not None:
+            self._values[self._key] = "".join(self._value).removeprefix("\n").removesuffix("\n")
+        self._key, self._value = None, []
+
+    def _end_call(self, pieces: list[Piece]) -> None:
+        properties = self._tools.get(self._name or "", {}).get("properties")
+        properties = properties if isinstance(properties, dict) else {}
+        values = {key: _typed(value, properties.get(key)) for key, value in self._values.items()}
+        self._arguments(pieces, json_text(values))
+        self._content(pieces, "".join(self._rest).strip())
+        self._in_call, self._after_call = False, True
 
     def _give_up(self, pieces: list[Piece]) -> None:
         if self._name is None:
             self._reject(pieces, self._mark + self._held)
-        elif not self._ended:
-            self._arguments(pieces, self._values(self._held))
+        else:
+            if self._key is not None:
+                self._rest += [f"<parameter={self._key}>", *self._value, self._held]
+            self._end_call(pieces)
         self._held = ""
-
-    def _values(self, text: str) -> str:
-        schema = self._tools.get(self._name or "", {})
-        properties = schema.get("properties")
-        properties = properties if isinstance(properties, dict) else {}
-        found = self._parameter.findall(text)
-        return json.dumps({key: _typed(value, properties.get(key)) for key, value in found}, ensure_ascii=False)
 
 
 _PARSERS: dict[str, type[ToolParser]] = {

@@ -54,6 +54,7 @@ NOT_BUILT_COMPLETIONS = NOT_BUILT | {"add_special_tokens": (True,)}
 # The same for /v1/responses, whose fields partly have other meanings.
 NOT_BUILT_RESPONSES: dict[str, tuple[object, ...]] = {
     "previous_response_id": (),
+    "reasoning": ({}, {"effort": None}, {"effort": None, "summary": None}),
     "conversation": (),
     "background": (False,),
     "store": (False,),
@@ -75,6 +76,8 @@ NumLogprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 StopString = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0)]
 ShortText = Annotated[str, Meta(max_length=1024)]
+# Of an earlier call, whose name may have been the model's own invention.
+CalledName = Annotated[str, Meta(min_length=1, max_length=1024)]
 FunctionName = Annotated[str, Meta(pattern="^[a-zA-Z0-9_.-]{1,128}$")]
 
 
@@ -157,7 +160,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
-    name: FunctionName
+    name: CalledName
     arguments: str
 
 
@@ -222,7 +225,7 @@ class ResponseInputItem(msgspec.Struct, kw_only=True):
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
     role: Literal["system", "developer", "user", "assistant"] | None = None
     content: str | list[ContentPart] | None = None
-    name: FunctionName | None = None
+    name: CalledName | None = None
     arguments: str | None = None
     call_id: str | None = None
     output: str | list[ContentPart] | None = None

@@ -45,9 +45,8 @@ class ResponsesAnswer:
         self._unique = unique
         self._number = 0
         self._chunks = _Events(self)
-        text = {"format": {"type": "text"}}
-        if body.text is not None and body.text.verbosity is not None:
-            text["verbosity"] = body.text.verbosity  # type: ignore[assignment]
+        text = {} if body.text is None else _given(body.text)
+        form = {"type": "text"} if body.text is None or body.text.format is None else _given(body.text.format)
         self._fixed: dict[str, Any] = {
             "id": f"resp_{unique}",
             "created_at": int(time.time()),
@@ -58,7 +57,7 @@ class ResponsesAnswer:
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "temperature": body.temperature,
             "top_p": body.top_p,
-            "text": text,
+            "text": text | {"format": form},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": [asdict(tool) for tool in body.tools or []],
             "user": body.user,
@@ -238,3 +237,8 @@ class _Events:
     def _event(self, kind: str, **fields: Any) -> bytes:
         item_id = None if self._open is None else self._open["id"]
         return self._answer.event(kind, item_id=item_id, output_index=len(self.items), **fields)
+
+
+def _given(struct: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a part of the request that it gave."""
+    return {name: value for name, value in msgspec.to_builtins(struct).items() if value is not None}

@@ -143,7 +143,8 @@ def parse_responses(data: bytes) -> GenerationRequest:
     """
     body = decode_body(data, _responses_decoder)
     refuse_unbuilt(body, NOT_BUILT_RESPONSES)
-    choice = body.tool_choice
+    # Nothing to choose from is nothing to choose, to this API.
+    choice = None if body.tool_choice == "auto" and not body.tools else body.tool_choice
     chat = ChatBody(
         messages=messages_of_items(body.input, body.instructions),
         model=body.model,

@@ -94,6 +94,24 @@ def test_an_answer() -> None:
     run("Yes é.", scenario)
 
 
+def test_the_request_is_repeated() -> None:
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
+
+    async def scenario(c: RouterCluster) -> None:
+        for text, echo in (
+            (None, {"format": {"type": "text"}}),
+            ({"verbosity": "low"}, {"format": {"type": "text"}, "verbosity": "low"}),
+            ({"format": {"type": "json_object"}}, {"format": {"type": "json_object"}}),
+            ({"format": form, "verbosity": "low"}, {"format": form, "verbosity": "low"}),
+        ):
+            assert (await c.post(PATH, {"input": "hello", "text": text}))[1]["text"] == echo
+        for more in ({}, {"tools": []}, {"reasoning": {}}, {"reasoning": {"effort": None, "summary": None}}):
+            status, answer, _ = await c.post(PATH, {"input": "hello", "tool_choice": "auto"} | more)
+            assert (status, answer.get("tool_choice")) == (200, "auto")
+
+    run("{}", scenario)
+
+
 def test_events_of_a_text() -> None:
     async def scenario(c: RouterCluster) -> None:
         events = await events_of(c, {"input": "hello"})

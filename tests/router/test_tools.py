@@ -113,6 +113,25 @@ def test_a_call_and_its_result() -> None:
     run(lambda: says(CALL), scenario)
 
 
+def test_a_name_that_the_model_made_up_goes_back() -> None:
+    async def scenario(c: RouterCluster) -> None:
+        _, answer, _ = await c.post(CHAT, ASK)
+        message = answer["choices"][0]["message"]
+        call = message["tool_calls"][0]
+        assert call["function"]["name"] == "get weather"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "no such tool"}
+        status, answer, _ = await c.post(CHAT, ASK | {"messages": [*ASK["messages"], message, result]})
+        assert status == 200, answer
+        body = {"input": "Rain?", "tools": [{"type": "function", **WEATHER["function"]}]}
+        _, answer, _ = await c.post("/v1/responses", body)
+        (call,) = answer["output"]
+        items = [call, {"type": "function_call_output", "call_id": call["call_id"], "output": "no such tool"}]
+        status, answer, _ = await c.post("/v1/responses", body | {"input": items})
+        assert status == 200, answer
+
+    run(lambda: says(CALL.replace("weather", "get weather")), scenario)
+
+
 def test_the_name_comes_before_the_arguments_and_these_come_in_parts() -> None:
     async def scenario(c: RouterCluster) -> None:
         events = await c.stream(CHAT, ASK)

@@ -11,6 +11,7 @@ MAX_NESTING = 128
 
 
 def too_deep(param: str) -> BadRequest:
+    """The refusal of a value of this field."""
     return BadRequest(f"'{param}' is nested too deeply; at most {MAX_NESTING} levels", param)
 
 
@@ -20,10 +21,10 @@ def check_nesting(value: object, param: str) -> None:
     Raises:
         BadRequest
     """
-    outer: list[Any] = [value]
+    level: list[Any] = [value]
     for _ in range(MAX_NESTING + 1):
-        outer = [item for item in outer if isinstance(item, (dict, list))]
-        if not outer:
+        level = [item for item in level if isinstance(item, (dict, list))]
+        if not level:
             return
-        outer = list(chain.from_iterable(item.values() if isinstance(item, dict) else item for item in outer))
+        level = list(chain.from_iterable(item.values() if isinstance(item, dict) else item for item in level))
     raise too_deep(param)

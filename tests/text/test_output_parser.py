@@ -175,7 +175,7 @@ def test_formats(tools: str, text: str, content: str, calls: list[tuple[str, Any
 def test_a_cut_at_every_place_changes_nothing(tools: str, text: str) -> None:
     whole = parse([text], tools)
     assert parse(list(text), tools) == whole
-    for cut in range(1, len(text), 1 + len(text) // 100):
+    for cut in range(1, len(text), 1 + len(text) // 300):
         assert parse([text[:cut], text[cut:]], tools) == whole
 
 

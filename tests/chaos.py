@@ -72,7 +72,7 @@ def run(args: argparse.Namespace, folder: Path) -> int:
         model = str(tiny_model(folder / "model"))
         asks = oracle_asks(Path(model), args.requests, args.seed, abort_share=args.aborts)
         # A pool that is too small, so that requests are preempted and prompts wait.
-        make, node_args = OracleCluster, ["--kv-cache-memory", "512KiB", "--max-num-seqs", "32"]
+        make, node_args = OracleCluster, ["--kv-cache-memory", "48KiB", "--max-num-seqs", "32"]
     else:
         model = args.model
         make, node_args = Cluster, ["--max-model-len", "2048", "--kv-cache-memory", "128MiB"]

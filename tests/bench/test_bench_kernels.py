@@ -174,9 +174,9 @@ def test_ratios() -> None:
             backend=backend,
             seconds=list(seconds),
             costs=[Cost(10.0, 1.0)] * 3,
-            # Each step has a floor of its own: memory was slow in the first one and fast in the last.
-            floors_s=[2.0, 1.0, 1.0],
-            memory_s=[2.0, 1.0, 0.5],
+            # Each step has floors of its own, unlike those at the medians.
+            floors_s=[1.0, 0.5, 2.0],
+            memory_s=[2.0, 0.5, 0.5],
             operations=[{"linear": operation}] * 3,
             outside_s=[0.25] * 3,
         )
@@ -186,8 +186,8 @@ def test_ratios() -> None:
     )
     ours, theirs = result_of(samples, "torch").steps
     assert (ours.memory_s, ours.matrix_s, ours.floor_s) == (1.0, 1.0, 1.0)
-    assert (ours.ratio, ours.memory_ratio, ours.best_ratio) == (3.0, 3.0, 2.0)
-    assert (theirs.ratio, theirs.memory_ratio) == (6.0, 6.0)
+    assert (ours.ratio, ours.memory_ratio, ours.best_ratio) == (2.0, 6.0, 2.0)
+    assert (theirs.ratio, theirs.memory_ratio) == (6.0, 12.0)
     assert (ours.speedup, theirs.speedup) == (2.0, None)
     assert ours.operations[0].ratio == 5.0
     assert ours.outside_s == 0.25

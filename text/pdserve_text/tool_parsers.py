@@ -16,6 +16,7 @@ import json
 import re
 import secrets
 import string
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from pdserve_text.json_call import JsonCall, ObjectEnd, json_text
@@ -30,7 +31,7 @@ _BETWEEN = ", \n\t\r"
 _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
-class ToolParser:
+class ToolParser(ABC):
     """What the formats share: text outside of calls, and the numbering of calls.
 
     Args:
@@ -129,17 +130,17 @@ class ToolParser:
         self._content(pieces, text)
         self._in_call = False
 
+    @abstractmethod
     def _enter(self) -> None:
         """A mark was found."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _call(self, pieces: list[Piece]) -> bool:
         """Take from ``_held`` what belongs to calls; whether there is more to do."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _give_up(self, pieces: list[Piece]) -> None:
         """The answer ended within a call."""
-        raise NotImplementedError
 
     def _random_id(self) -> str:
         return f"call_{secrets.token_hex(12)}"

@@ -18,7 +18,7 @@ from pdserve_kernels.quantized_cache import scales_at
 if TYPE_CHECKING:
     from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights
 
-VERSION = 2
+VERSION = 3
 
 _NUMBERS = {
     torch.bfloat16: Number.BF16,

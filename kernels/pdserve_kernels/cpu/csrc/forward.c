@@ -3,6 +3,9 @@
 
 #include "kernels.h"
 
+#ifndef BLOCK_ROWS
+#define BLOCK_ROWS 512
+#endif
 typedef struct {
     const kernels_t *k;
     const model_t *m;
@@ -83,17 +86,22 @@ static void do_attention(void *argument, int64_t thread, int64_t first, int64_t 
                     first, last);
 }
 
-static void norm(job_t job, const void *x, int64_t weight, void *y, int64_t rows)
+/* Rows [first, first + rows) of x and y. */
+static void norm(job_t job, const float *x, int64_t weight, char *y, int64_t first, int64_t rows)
 {
-    job.x = x, job.weight = (const float *)weight, job.y = y;
+    int64_t size = job.m->dtype == F32 ? 4 : 2;
+    job.x = x + first * job.m->hidden, job.weight = (const float *)weight;
+    job.y = y + first * pad(job.m->hidden) * size;
     job.width = job.m->hidden, job.y_stride = pad(job.m->hidden);
     parallel(do_norm, &job, rows);
 }
 
-static void product(job_t job, const linear_t *w, enum epilogue epilogue, const void *x, void *y, int64_t y_stride,
-                    int64_t rows, const linear_t *next)
+static void product(job_t job, const linear_t *w, enum epilogue epilogue, const char *x, void *y, int64_t y_stride,
+                    int64_t first, int64_t rows, const linear_t *next)
 {
-    job.w = w, job.epilogue = epilogue, job.rows = rows, job.x = x, job.x_stride = pad(w->in), job.y = y;
+    int64_t size = job.m->dtype == F32 ? 4 : 2, y_size = epilogue == ADD_F32 || epilogue == STORE_F32 ? 4 : size;
+    job.w = w, job.epilogue = epilogue, job.rows = rows, job.x_stride = pad(w->in);
+    job.x = x + first * job.x_stride * size, job.y = (char *)y + first * y_stride * y_size;
     job.y_stride = y_stride, job.next = next && num_threads() == 1 ? (const void *)next->panels : NULL;
     parallel(do_linear, &job, (w->out + PANEL - 1) / PANEL);
 }
@@ -109,8 +117,11 @@ void forward(const kernels_t *k, const model_t *m, const step_t *s)
     for (int64_t i = 0; i < m->num_layers; i++) {
         const layer_t *layer = &layers[i];
         const linear_t *next = i + 1 < m->num_layers ? &layers[i + 1].qkv : &m->head;
-        norm(base, b.residual, layer->input_norm, b.normed, s->num_tokens);
-        product(base, &layer->qkv, STORE, b.normed, b.qkv, qkv_width(m), s->num_tokens, NULL);
+        for (int64_t t = 0; t < s->num_tokens; t += BLOCK_ROWS) {
+            int64_t rows = s->num_tokens - t < BLOCK_ROWS ? s->num_tokens - t : BLOCK_ROWS;
+            norm(base, b.residual, layer->input_norm, b.normed, t, rows);
+            product(base, &layer->qkv, STORE, b.normed, b.qkv, qkv_width(m), t, rows, NULL);
+        }
         job = base;
         job.layer = i;
         job.y = b.qkv, job.y_stride = qkv_width(m);
@@ -119,17 +130,20 @@ void forward(const kernels_t *k, const model_t *m, const step_t *s)
         job.x = b.qkv, job.x_stride = qkv_width(m);
         job.y = b.attended, job.y_stride = pad(m->num_heads * m->head_dim);
         parallel(do_attention, &job, attention_items(m, s));
-        product(base, &layer->output, ADD_F32, b.attended, b.residual, m->hidden, s->num_tokens, &layer->gate_up);
-        norm(base, b.residual, layer->mlp_norm, b.normed, s->num_tokens);
-        product(base, &layer->gate_up, SILU_MUL, b.normed, b.inner, pad(m->inner), s->num_tokens, &layer->down);
-        product(base, &layer->down, ADD_F32, b.inner, b.residual, m->hidden, s->num_tokens, next);
+        for (int64_t t = 0; t < s->num_tokens; t += BLOCK_ROWS) {
+            int64_t rows = s->num_tokens - t < BLOCK_ROWS ? s->num_tokens - t : BLOCK_ROWS;
+            product(base, &layer->output, ADD_F32, b.attended, b.residual, m->hidden, t, rows, &layer->gate_up);
+            norm(base, b.residual, layer->mlp_norm, b.normed, t, rows);
+            product(base, &layer->gate_up, SILU_MUL, b.normed, b.inner, pad(m->inner), t, rows, &layer->down);
+            product(base, &layer->down, ADD_F32, b.inner, b.residual, m->hidden, t, rows, next);
+        }
     }
     if (!s->num_logits)
         return;
     job = base;
     job.row_ids = (const int64_t *)s->logits_rows;
-    norm(job, b.residual, m->final_norm, b.normed, s->num_logits);
-    product(base, &m->head, STORE_F32, b.normed, (void *)s->logits, m->vocab, s->num_logits, NULL);
+    norm(job, b.residual, m->final_norm, b.normed, 0, s->num_logits);
+    product(base, &m->head, STORE_F32, b.normed, (void *)s->logits, m->vocab, 0, s->num_logits, NULL);
 }
 
 /* All that would make a kernel read or write outside its tensors. */

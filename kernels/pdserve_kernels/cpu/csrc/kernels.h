@@ -92,7 +92,7 @@ typedef struct {
 } kernels_t;
 
 /* Query tokens that share the keys and values of an attention item. */
-enum { QUERY_TOKENS = 32 };
+enum { QUERY_TOKENS = 64 };
 
 extern const kernels_t kernels_portable;
 #if defined(__x86_64__)

@@ -52,6 +52,7 @@ INLINE vf vload_e4m3(const uint8_t *p)
     return _mm512_castsi512_ps(_mm512_or_si512(_mm512_castps_si512(x), sign));
 }
 INLINE float vhmax(vf x) { return _mm512_reduce_max_ps(x); }
+INLINE int vany_above(vf x, float limit) { return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_GT_OQ) != 0; }
 /* Lanes whose index is in [first, last) keep x, the others get `other`. */
 INLINE vf vkeep(vf x, int64_t first, int64_t last, float other)
 {
@@ -166,6 +167,7 @@ INLINE float vhmax(vf x)
         y = x[i] > y ? x[i] : y;
     return y;
 }
+INLINE int vany_above(vf x, float limit) { return vhmax(x) > limit; }
 INLINE vf vkeep(vf x, int64_t first, int64_t last, float other)
 {
     for (int i = 0; i < VW; i++)

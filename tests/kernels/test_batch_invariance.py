@@ -177,3 +177,59 @@ def test_logits_are_the_same_in_any_batch_and_chunks(model_and_alone, steps, blo
 def test_logits_are_not_all_alike(model_and_alone):
     _, alone = model_and_alone
     assert len({int(row.argmax()) for logits in alone for row in logits}) > 20
+
+
+@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize(
+    ("dim", "heads", "kv_heads", "block"), [(64, 9, 3, 16), (64, 4, 2, 48), (128, 8, 1, 32), (64, 6, 2, 8)]
+)
+@pytest.mark.parametrize("window", [None, 50])
+def test_a_query_alone_sees_what_it_sees_in_a_chunk(family, dim, heads, kv_heads, block, window):
+    """Single queries take keys as they lie in the cache, with a path of their own; what lies after them is garbage."""
+    backend = make_backend(f"cpu-{family}")
+    tokens, layer = 150, 1
+    num_blocks = -(-tokens // block)
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        scale=dim**-0.5,
+        sliding_window=window,
+        cos_MD=torch.ones(tokens, dim // 2),
+        sin_MD=torch.zeros(tokens, dim // 2),
+        norm_eps=1e-6,
+    )
+    cache = random(num_blocks, kv_heads, 2, 2, block, dim).bfloat16()
+    q = random(tokens, heads, dim, seed=1).bfloat16()
+    table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(2)).to(torch.int32).unsqueeze(0)
+
+    def attend(first: int, last: int, kv_cache: torch.Tensor) -> torch.Tensor:
+        metadata = AttentionMetadata(
+            positions_T=torch.arange(first, last, dtype=torch.int32),
+            slots_T=torch.zeros(last - first, dtype=torch.int32),
+            query_start_R1=torch.tensor([0, last - first], dtype=torch.int32),
+            seq_lens_R=torch.tensor([last], dtype=torch.int32),
+            block_tables_RP=table,
+            query_lens=[last - first],
+            seq_lens=[last],
+        )
+        return backend.paged_attention(q[first:last], layer, backend.plan(metadata, spec, kv_cache))
+
+    together = attend(0, tokens, cache)
+    for position in (0, 1, 15, 16, 40, 63, 64, 79, 80, 127, 128, 149):
+        forgotten = cache.clone()
+        for index in range(position + 1, num_blocks * block):
+            forgotten[int(table[0, index // block]), :, :, :, index % block] = float("nan")
+        assert torch.equal(attend(position, position + 1, forgotten)[0], together[position]), position
+
+
+@pytest.mark.parametrize("family", families())
+def test_other_libraries_may_use_the_same_registers(family):
+    """torch's products leave AMX tiles released, or of another shape."""
+    backend = make_backend(f"cpu-{family}")
+    packed = backend.pack_linear(random(64, 64).bfloat16())
+    x = random(5, 64, seed=1).bfloat16()
+    before = backend.linear(x, packed)
+    for rows in (3, 128):
+        torch.nn.functional.linear(random(rows, 256).bfloat16(), random(256, 256).bfloat16())
+        assert torch.equal(backend.linear(x, packed), before)

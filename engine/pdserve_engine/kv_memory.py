@@ -1,12 +1,17 @@
 """Memory of the KV cache: how much, and where it comes from.
 
 On a CPU the cache is one anonymous mapping: page-aligned, zero, and without physical pages until a block is first
-written, so that a large cache costs nothing at start-up. On a GPU it is one allocation.
+written, so that a large cache costs nothing at start-up. A node has them made in the background before requests need
+them. On a GPU it is one allocation.
 """
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +31,11 @@ if TYPE_CHECKING:
 _DEFAULT_SHARE = 4
 _DEFAULT_LIMIT = 4 << 30
 _DEVICE_SHARE = 0.85
+_PIECE = 2 << 20
+_DELAY_S = 1.0
+_SHARE_OF_TIME = 1 / 4
+_SPARE = 4 << 30
+_MADV_POPULATE_WRITE = 23  # <linux/mman.h>, since 5.14
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -60,6 +70,33 @@ def allocate(count: int, layout: KVLayout) -> npt.NDArray[np.uint8]:
         # Attention reads a few KB here and there: with small pages it waits for their addresses as long as for them.
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, dtype=np.uint8).reshape(count, layout.block_bytes)
+
+
+def make_pages(blocks_NB: npt.NDArray[np.uint8]) -> threading.Thread:
+    """Makes the pages of ``blocks_NB``, bytes of ``allocate``, on a thread of its own; no byte of them changes.
+
+    A page that is made when a block is first written costs the request a wait: on virtual machines, whose host has to
+    find memory as well, several ms for each 2 MB. Here they are made piece by piece, a second after the start, in a
+    quarter of the time of a core at most, and no more of them once less than 4 GiB are free for others.
+    """
+    thread = threading.Thread(target=_make_pages, args=(blocks_NB,), name="kv-pages", daemon=True)
+    thread.start()
+    return thread
+
+
+def _make_pages(blocks_NB: npt.NDArray[np.uint8]) -> None:
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    time.sleep(_DELAY_S)
+    address, end = blocks_NB.ctypes.data, blocks_NB.ctypes.data + blocks_NB.nbytes
+    while address < end and free_memory() > _SPARE:
+        size = min(_PIECE - address % _PIECE, end - address)
+        start = time.perf_counter()
+        if madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
+            return  # an older kernel, or no memory: pages come when they are written to
+        time.sleep((time.perf_counter() - start) * (1 / _SHARE_OF_TIME - 1))
+        address += size
 
 
 def allocate_on(device: torch.device, count: int, layout: KVLayout) -> torch.Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import TYPE_CHECKING, NoReturn
 
+import numpy as np
 from pdserve_kv_transfer.connector import Network
 from pdserve_kv_transfer.connectors import default_connectors, make_connector, parse_connectors
 from pdserve_kv_transfer.errors import SealKeyMissing, TransferError
@@ -23,6 +24,7 @@ from pdserve_protocol.node import NodeIdentity, NodeInfo, TokenizerFiles
 from pdserve_text.errors import TextError
 from pdserve_text.files import load_tokenizer_files, tokenizer_id
 
+from pdserve_engine import kv_memory
 from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig, SchedulerConfig
 from pdserve_engine.errors import EngineError, UntrustedNetwork
 from pdserve_engine.faulty_door import open_door
@@ -168,6 +170,8 @@ def _build(role: Role, args: argparse.Namespace, parts: NodeParts) -> EngineCore
         for name in connectors:
             mover.prepare(name)
         unless_wired.pop_all()
+    if isinstance(cache := worker.kv_bytes(), np.ndarray):
+        kv_memory.make_pages(cache)
     info = NodeInfo(
         identity=NodeIdentity(
             boot_id=uuid.uuid4().hex,

@@ -121,17 +121,21 @@ class NixlSource:
             raise RegionUnusable(region.name, f"it is not of the nixl connector: {error}") from error
         if not 0 < region.num_slots <= MAX_SLOTS:
             raise RegionUnusable(region.name, f"it has {region.num_slots} slots")
+        name = ""
         try:
             agent = self._agent.loadRemoteMD(metadata.agent)
             name = agent.decode() if isinstance(agent, bytes) else str(agent)
-            self._agent.makeConnection(name, [])
+            # Slots first: from a connection that is begun and dropped at once, UCX may take parts for the next one's.
             rows = _rows(self._nixl, metadata.address, region.num_slots, int(self._cache_NB.shape[1]))
             slots = self._agent.prepXferDlist(name, rows)
+            self._agent.makeConnection(name, [])
         except self._nixl.nixlRemoteDisconnectError as error:
+            self._forget(name)
             raise RegionUnreachable(region.name, str(error)) from error
         except UnicodeDecodeError as error:
             raise RegionUnusable(region.name, "the name of its agent is none") from error
         except self._errors as error:
+            self._forget(name)
             raise RegionUnusable(region.name, str(error)) from error
         self._peers[peer] = _Peer(name, slots, region.name)
 
@@ -175,10 +179,13 @@ class NixlSource:
             return
         self._retry_releases()
         self._agent.releasedDlistH(target.slots)
+        self._forget(target.agent)
+
+    def _forget(self, agent: str) -> None:
         try:
-            self._agent.invalidateRemoteMD(target.agent)
+            self._agent.invalidateRemoteMD(agent)
         except self._nixl.nixlNotFoundError:
-            # NIXL itself forgets an agent when it sees it disconnect.
+            # It was never known, or NIXL itself forgot it when it saw it disconnect.
             return
 
     def close(self) -> None:

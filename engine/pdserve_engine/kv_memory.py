@@ -34,6 +34,7 @@ _DEVICE_SHARE = 0.85
 _PIECE = 2 << 20
 _DELAY_S = 1.0
 _SHARE_OF_TIME = 1 / 4
+_MOST = 1 << 30
 _SPARE = 4 << 30
 _MADV_POPULATE_WRITE = 23  # <linux/mman.h>, since 5.14
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -77,7 +78,7 @@ def make_pages(blocks_NB: npt.NDArray[np.uint8]) -> threading.Thread:
 
     A page that is made when a block is first written costs the request a wait: on virtual machines, whose host has to
     find memory as well, several ms for each 2 MB. Here they are made piece by piece, a second after the start, in a
-    quarter of the time of a core at most, and no more of them once less than 4 GiB are free for others.
+    quarter of the time of a core at most: those of the first GiB, and none once less than 4 GiB are free for others.
     """
     thread = threading.Thread(target=_make_pages, args=(blocks_NB,), name="kv-pages", daemon=True)
     thread.start()
@@ -89,7 +90,8 @@ def _make_pages(blocks_NB: npt.NDArray[np.uint8]) -> None:
         return
     madvise = ctypes.CDLL(None, use_errno=True).madvise
     time.sleep(_DELAY_S)
-    address, end = blocks_NB.ctypes.data, blocks_NB.ctypes.data + blocks_NB.nbytes
+    address = blocks_NB.ctypes.data
+    end = address + min(blocks_NB.nbytes, _MOST)
     while address < end and free_memory() > _SPARE:
         size = min(_PIECE - address % _PIECE, end - address)
         start = time.perf_counter()

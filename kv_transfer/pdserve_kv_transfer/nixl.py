@@ -121,7 +121,7 @@ class NixlSource:
             raise RegionUnusable(region.name, f"it is not of the nixl connector: {error}") from error
         if not 0 < region.num_slots <= MAX_SLOTS:
             raise RegionUnusable(region.name, f"it has {region.num_slots} slots")
-        name = ""
+        name, slots = "", None
         try:
             agent = self._agent.loadRemoteMD(metadata.agent)
             name = agent.decode() if isinstance(agent, bytes) else str(agent)
@@ -130,12 +130,12 @@ class NixlSource:
             slots = self._agent.prepXferDlist(name, rows)
             self._agent.makeConnection(name, [])
         except self._nixl.nixlRemoteDisconnectError as error:
-            self._forget(name)
+            self._forget(name, slots)
             raise RegionUnreachable(region.name, str(error)) from error
         except UnicodeDecodeError as error:
             raise RegionUnusable(region.name, "the name of its agent is none") from error
         except self._errors as error:
-            self._forget(name)
+            self._forget(name, slots)
             raise RegionUnusable(region.name, str(error)) from error
         self._peers[peer] = _Peer(name, slots, region.name)
 
@@ -178,10 +178,11 @@ class NixlSource:
         if target is None:
             return
         self._retry_releases()
-        self._agent.releasedDlistH(target.slots)
-        self._forget(target.agent)
+        self._forget(target.agent, target.slots)
 
-    def _forget(self, agent: str) -> None:
+    def _forget(self, agent: str, slots: int | None) -> None:
+        if slots is not None:
+            self._agent.releasedDlistH(slots)
         try:
             self._agent.invalidateRemoteMD(agent)
         except self._nixl.nixlNotFoundError:

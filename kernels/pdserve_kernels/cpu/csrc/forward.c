@@ -3,9 +3,9 @@
 
 #include "kernels.h"
 
-#ifndef BLOCK_ROWS
-#define BLOCK_ROWS 512
-#endif
+/* Rows that pass one linear after the other together: what they leave behind is then still in the second-level cache. */
+enum { BLOCK_ROWS = 512 };
+
 typedef struct {
     const kernels_t *k;
     const model_t *m;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import queue
 import sys
 import uuid
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from pdserve_kv_transfer.errors import SealKeyMissing, TransferError
 from pdserve_kv_transfer.mover import DEFAULT_REGION_BYTES, Mover
 from pdserve_protocol.door import check_door, is_loopback
 from pdserve_protocol.errors import ProtocolError
+from pdserve_protocol.inbox import Inbox
 from pdserve_protocol.node import NodeIdentity, NodeInfo, TokenizerFiles
 from pdserve_text.errors import TextError
 from pdserve_text.files import load_tokenizer_files, tokenizer_id
@@ -129,7 +129,7 @@ def _build(role: Role, args: argparse.Namespace, parts: NodeParts) -> EngineCore
         raise SealKeyMissing
     network = Network(host=args.host, advertise_host=args.advertise_host, cluster_key=args.cluster_key)
     connectors = {spec.name: parts.wrap_connector(make_connector(spec, network)) for spec in specs}
-    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    inbox: Inbox[Event] = Inbox()
     # The port is taken first: that it is not free should not be learnt after loading a model.
     door = open_door(args.host, args.port, args.cluster_key, inbox.put, [spec.faults for spec in specs])
     with ExitStack() as unless_wired:

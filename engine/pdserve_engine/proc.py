@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from pdserve_kv_transfer.mover import Mover
+    from pdserve_protocol.inbox import Inbox
     from pdserve_protocol.outputs import ErrorCode
     from pdserve_text.grammar import GrammarMatcher
 
@@ -108,7 +109,7 @@ class EngineCoreProc:
         core: EngineCore,
         mover: Mover,
         door: NodeDoor,
-        inbox: queue.SimpleQueue[Event],
+        inbox: Inbox[Event],
         info: NodeInfo,
         tokenizer: TokenizerFiles,
         *,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from pdserve_protocol.handoff import Region
+from pdserve_protocol.inbox import Inbox
 
 from pdserve_kv_transfer.cache_memory import populate
 from pdserve_kv_transfer.codec import Lander, Packer, slot_bytes_of
@@ -119,7 +120,7 @@ class Mover:
         self.bytes_abandoned = 0
         self._post = post
         self._connectors = CONNECTORS if connectors is None else connectors
-        self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._commands: Inbox[Callable[[], None]] = Inbox()
         self._sources: dict[str, SourceConnector] = {}
         self._targets: dict[str, TargetConnector] = {}
         self._stagings: dict[tuple[str, int], Staging] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from pdserve_engine.door import Arrived
@@ -53,8 +55,9 @@ class World(NodeWorld):
         else:
             future.set_exception(error)
         for node in self.nodes.values():
-            while not node.inbox.empty():
-                node.handle(node.inbox.get_nowait())
+            with suppress(queue.Empty):
+                while True:
+                    node.handle(node.inbox.get_nowait())
 
 
 def test_a_request_waits_for_its_grammar_and_others_do_not() -> None:

@@ -7,7 +7,6 @@ a failed step. Nothing moves unless told. What a router would do is done by the 
 from __future__ import annotations
 
 import hashlib
-import queue
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from pdserve_engine.proc import EngineCoreProc, StepDone
 from pdserve_kv_transfer.events import Connected, ConnectFailed, Landed, RegionOpened, WriteFailed, Written
 from pdserve_protocol.door import Address
 from pdserve_protocol.handoff import Meet, PeerMessage, Region, Retarget
+from pdserve_protocol.inbox import Inbox
 from pdserve_protocol.node import KVLayout, NodeIdentity, NodeInfo, TokenizerFiles
 from pdserve_protocol.outputs import Outputs
 from pdserve_protocol.requests import AbortRequests, AddRequest, ReceiveFrom, SendTo
@@ -119,7 +119,7 @@ class Node:
             software="",
         )
         self.policy = WhenRoom(world.grant_policy)
-        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.inbox: Inbox[Any] = Inbox()
         self.proc = EngineCoreProc(
             self.engine.core,
             self,  # type: ignore[arg-type]

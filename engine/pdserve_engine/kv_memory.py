@@ -1,23 +1,20 @@
 """Memory of the KV cache: how much, and where it comes from.
 
 On a CPU the cache is one anonymous mapping: page-aligned, zero, and without physical pages until a block is first
-written, so that a large cache costs nothing at start-up. A node has them made in the background before requests need
-them. On a GPU it is one allocation.
+written, so that a large cache costs little at start-up. A node has some made before it takes requests. On a GPU it is
+one allocation.
 """
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import sys
-import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from pdserve_kernels.quantized_cache import codes_of
+from pdserve_kv_transfer.pages import populate
 from pdserve_protocol.node import SCALED_KV_DTYPES
 
 from pdserve_engine.errors import NoRoomForCache
@@ -31,12 +28,9 @@ if TYPE_CHECKING:
 _DEFAULT_SHARE = 4
 _DEFAULT_LIMIT = 4 << 30
 _DEVICE_SHARE = 0.85
-_PIECE = 2 << 20
-_DELAY_S = 1.0
-_SHARE_OF_TIME = 1 / 4
-_MOST = 1 << 30
+_PAGES_AHEAD = 1 << 30
+_PIECE = 64 << 20
 _SPARE = 4 << 30
-_MADV_POPULATE_WRITE = 23  # <linux/mman.h>, since 5.14
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
@@ -73,32 +67,16 @@ def allocate(count: int, layout: KVLayout) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mapping, dtype=np.uint8).reshape(count, layout.block_bytes)
 
 
-def make_pages(blocks_NB: npt.NDArray[np.uint8]) -> threading.Thread:
-    """Makes the pages of ``blocks_NB``, bytes of ``allocate``, on a thread of its own; no byte of them changes.
+def make_pages(blocks_NB: npt.NDArray[np.uint8]) -> None:
+    """Makes the pages of the first GiB of ``blocks_NB``, bytes of ``allocate``, and none once less than 4 GiB are free.
 
-    A page that is made when a block is first written costs the request a wait: on virtual machines, whose host has to
-    find memory as well, several ms for each 2 MB. Here they are made piece by piece, a second after the start, in a
-    quarter of the time of a core at most: those of the first GiB, and none once less than 4 GiB are free for others.
+    Without it the first prompts make them, and wait. Takes 0.1 s, and some seconds on a virtual machine that has never
+    used the memory.
     """
-    thread = threading.Thread(target=_make_pages, args=(blocks_NB,), name="kv-pages", daemon=True)
-    thread.start()
-    return thread
-
-
-def _make_pages(blocks_NB: npt.NDArray[np.uint8]) -> None:
-    if sys.platform != "linux":
-        return
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    time.sleep(_DELAY_S)
-    address = blocks_NB.ctypes.data
-    end = address + min(blocks_NB.nbytes, _MOST)
-    while address < end and free_memory() > _SPARE:
-        size = min(_PIECE - address % _PIECE, end - address)
-        start = time.perf_counter()
-        if madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), _MADV_POPULATE_WRITE):
-            return  # an older kernel, or no memory: pages come when they are written to
-        time.sleep((time.perf_counter() - start) * (1 / _SHARE_OF_TIME - 1))
-        address += size
+    ahead_B = blocks_NB.reshape(-1)[:_PAGES_AHEAD]
+    for start in range(0, ahead_B.nbytes, _PIECE):
+        if free_memory() < _SPARE or not populate(ahead_B[start : start + _PIECE]):
+            return
 
 
 def allocate_on(device: torch.device, count: int, layout: KVLayout) -> torch.Tensor:

@@ -6,8 +6,6 @@ have landed, so that digests, conversions and seals are the same for all, and ev
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
@@ -17,10 +15,6 @@ if TYPE_CHECKING:
 
     Bytes: TypeAlias = npt.NDArray[np.uint8]
     Cache: TypeAlias = "Bytes | DeviceCache"
-
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it
-_libc = ctypes.CDLL(None)
-_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class DeviceCache(Protocol):
@@ -103,12 +97,3 @@ class _Copied:
 
     def store(self, block: int) -> None:
         self._cache.write(block, self._cache.scratch_B)
-
-
-def populate(memory: Bytes) -> None:
-    """Has the kernel find physical pages for memory that may never have been written, and changes none of its bytes.
-
-    A kernel that cannot do so finds them at the first write, as it would have anyway.
-    """
-    start = memory.ctypes.data // mmap.PAGESIZE * mmap.PAGESIZE
-    _libc.madvise(start, memory.ctypes.data + memory.nbytes - start, _MADV_POPULATE_WRITE)

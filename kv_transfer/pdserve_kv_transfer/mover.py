@@ -20,7 +20,6 @@ import numpy as np
 from pdserve_protocol.handoff import Region
 from pdserve_protocol.inbox import Inbox
 
-from pdserve_kv_transfer.cache_memory import populate
 from pdserve_kv_transfer.codec import Lander, Packer, slot_bytes_of
 from pdserve_kv_transfer.connector import MAX_SLOTS
 from pdserve_kv_transfer.connectors import CONNECTORS
@@ -37,6 +36,7 @@ from pdserve_kv_transfer.events import (
     Written,
 )
 from pdserve_kv_transfer.landing import LandingZone
+from pdserve_kv_transfer.pages import LARGE_PAGE_BYTES, populate
 from pdserve_kv_transfer.staging import Staging
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class _Connection:
 
 @dataclass(frozen=True, slots=True)
 class _OpenRegion:
+    peer: str
     name: str
     connector: str
     zone: LandingZone
@@ -111,7 +112,7 @@ class Mover:
         self._region_bytes = region_bytes
         self._cache_NB = cache_NB
         self._populated = bytearray(cache_NB.shape[0])
-        self._to_populate: deque[tuple[int, Bytes]] = deque()
+        self._to_populate: deque[tuple[_OpenRegion | None, Bytes]] = deque()
         self._populate_at = 0.0
         self._quiet_since = 0.0
         self._slots_of(None)
@@ -283,7 +284,12 @@ class Mover:
             self._post(RegionFailed(peer, str(error)))
             return
         self._do_fence(peer)
-        self._regions[peer] = _OpenRegion(name, connector, zone, lander)
+        self._regions[peer] = _OpenRegion(peer, name, connector, zone, lander)
+        zone_B = zone.memory_SB.reshape(-1)
+        self._to_populate.extend(
+            (self._regions[peer], zone_B[start : start + LARGE_PAGE_BYTES])
+            for start in range(0, zone_B.nbytes, LARGE_PAGE_BYTES)
+        )
         region = Region(name=name, num_slots=zone.num_slots, slot_bytes=zone.slot_bytes, metadata=metadata)
         self._post(RegionOpened(peer, region))
 
@@ -428,15 +434,18 @@ class Mover:
     def _do_populate(self, blocks: Sequence[int]) -> None:
         cache_NB = self._cache_NB
         if isinstance(cache_NB, np.ndarray):
-            self._to_populate.extend((block, cache_NB[block]) for block in blocks if not self._populated[block])
+            new = [block for block in blocks if not self._populated[block]]
+            self._to_populate.extend((None, cache_NB[block]) for block in new)
+            for block in new:
+                self._populated[block] = 1
 
     def _populate_next(self) -> None:
-        """A block a time: a whole prompt's in one go would hold up the steps of those who decode meanwhile."""
+        """A piece a time: a whole prompt's in one go would hold up the steps of those who decode meanwhile."""
         began = time.perf_counter()
-        block, memory = self._to_populate.popleft()
-        if not self._populated[block]:
+        region, memory = self._to_populate.popleft()
+        # One that has been fenced has given its pages back.
+        if region is None or self._regions.get(region.peer) is region:
             populate(memory)
-            self._populated[block] = 1
         now = time.perf_counter()
         self._populate_at = now + (now - began) * (1 / POPULATE_SHARE - 1)
 

@@ -30,7 +30,7 @@ from pdserve_kv_transfer.effects import (
 from pdserve_kv_transfer.incoming import Incoming
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Sequence, Set
 
     from pdserve_protocol.handoff import ReceiverSays, Region, SenderSays
 
@@ -126,7 +126,7 @@ class Receiver:
         handoff.progress_at = now
         again = handoff.ask_again(bad)
         done = ((ok | bad) - again) & handoff.held
-        self._free.extend(handoff.slots[position] for position in sorted(done))
+        self._free_slots(handoff, done)
         handoff.held -= done
         effects: list[Effect] = [Send(handoff.resend())] if again else []
         return effects + self._complete_if_done(handoff, now) + self._grant_more(now)
@@ -353,12 +353,16 @@ class Receiver:
             if handoff.expected:
                 effects.append(Ended(handoff.id, handoff.outcome))
         if handoff.quiet:
-            self._free.extend(handoff.slots[position] for position in sorted(handoff.held))
+            self._free_slots(handoff, handoff.held)
             handoff.held.clear()
             self._handoffs.pop(handoff.id, None)
             self._remember(handoff.id, handoff.outcome, now)
             effects += self._grant_more(now)
         return effects
+
+    def _free_slots(self, handoff: Incoming, positions: Set[int]) -> None:
+        """They are the first to be used again: their memory is in processor caches, and the others' may never exist."""
+        self._free.extendleft(handoff.slots[position] for position in sorted(positions, reverse=True))
 
     def _remember(self, id: str, outcome: Outcome, now: float) -> None:
         self._ended[id] = (now + self._deadlines.remember_ended_s, outcome)

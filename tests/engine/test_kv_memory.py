@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from pdserve_engine import kv_memory
 from pdserve_engine.oracle import oracle_layout
 from pdserve_engine.process_memory import resident_bytes_of
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch):
-    monkeypatch.setattr(kv_memory, "_DELAY_S", 0)
 
 
 def cache_of(num_bytes: int):
@@ -22,9 +16,7 @@ def test_all_pages_are_made_and_no_byte_changes():
     cache = cache_of(9 << 20)
     cache[3] = 7
     cache[-1, -1] = 9
-    thread = kv_memory.make_pages(cache)
-    thread.join(30)
-    assert not thread.is_alive()
+    kv_memory.make_pages(cache)
     assert resident_bytes_of(cache.ctypes.data, cache.nbytes) >= cache.nbytes
     assert (cache[3] == 7).all()
     assert cache[-1, -1] == 9
@@ -34,5 +26,5 @@ def test_all_pages_are_made_and_no_byte_changes():
 def test_what_others_need_is_left_to_them(monkeypatch):
     monkeypatch.setattr(kv_memory, "free_memory", lambda: 1 << 30)
     cache = cache_of(9 << 20)
-    kv_memory.make_pages(cache).join(30)
+    kv_memory.make_pages(cache)
     assert resident_bytes_of(cache.ctypes.data, cache.nbytes) == 0

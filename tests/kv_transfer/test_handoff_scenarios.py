@@ -323,6 +323,22 @@ def test_slots_of_a_cancelled_hand_off_stay_until_the_sender_has_stopped() -> No
     assert world.num_free_slots() == [8]
 
 
+def test_slots_that_came_free_last_are_used_first() -> None:
+    """Their memory is in caches; that of the others may not exist yet."""
+    world = World(num_slots=8)
+    used = []
+    for id in "ab":
+        started(world, id, 32)
+        world.settle()
+        world.ready(id)
+        used.append([flight.slots for flight in world.flights])
+        world.settle()
+        world.finish(id)
+        world.settle()
+        assert world.num_free_slots() == [8]
+    assert used[0] == used[1]
+
+
 @pytest.mark.parametrize("answers", [True, False], ids=["it answers", "it does not answer"])
 def test_a_sender_that_does_not_stop_is_fenced_off(answers: bool) -> None:
     # B32: bounded, also when the peer is alive but hangs. One that answers polls its writes, and is given their time.

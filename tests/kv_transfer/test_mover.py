@@ -23,6 +23,7 @@ from pdserve_kv_transfer.events import (
     Written,
 )
 from pdserve_kv_transfer.mover import POPULATE_SHARE, Mover
+from pdserve_kv_transfer.pages import LARGE_PAGE_BYTES
 from pdserve_kv_transfer.slow import slow
 from pdserve_kv_transfer.wire import agree
 from pdserve_protocol.node import KVLayout
@@ -331,4 +332,24 @@ def test_memory_is_found_bit_by_bit_beside_other_work(monkeypatch: pytest.Monkey
         assert len(found) < NUM_BLOCKS, "another command waited for all of it"
         assert all_found.wait(WAIT_S)
         assert time.perf_counter() - began >= 0.001 * (NUM_BLOCKS - 1) / POPULATE_SHARE
-    assert found == [memory.ctypes.data for memory in pair.target], "each once"
+    assert found[:NUM_BLOCKS] == [memory.ctypes.data for memory in pair.target], "each once"
+
+
+def test_an_open_region_gets_its_memory_and_a_fenced_one_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    block_bytes = LARGE_PAGE_BYTES * 5 // 8
+    pieces = [LARGE_PAGE_BYTES, LARGE_PAGE_BYTES, LARGE_PAGE_BYTES // 2]
+    found: Inbox = Inbox()
+    goes_on = threading.Semaphore(0)
+
+    def find(memory: np.ndarray) -> None:
+        found.put(memory.nbytes)
+        assert goes_on.acquire(timeout=WAIT_S)
+
+    monkeypatch.setattr("pdserve_kv_transfer.mover.populate", find)
+    with mover_pair("loopback", block_bytes) as pair:
+        pair.open_region("p1")
+        assert found.next() == pieces[0]
+        pair.receiver.fence("p1")
+        pair.receiver.open_region("p2", "loopback")
+        goes_on.release(1 + len(pieces))
+        assert [found.next() for _ in pieces] == pieces, "all of the second, no more of the first"

@@ -78,6 +78,9 @@ def test_idle_processes_take_no_processor_time(cluster: Cluster) -> None:
     answer = cluster.complete(prompt_of(1, 100), max_tokens=5, ignore_eos=True)
     assert answer["pdserve"]["transport"] == "nixl"
     cluster.wait_until_idle()
+    resident: list[int] = []
+    while resident != (resident := [node.rss_bytes() for node in cluster.decode]):
+        time.sleep(0.5)  # The pages of the landing region are still being made.
     before = [process.cpu_s() for process in processes(cluster)]
     since = time.monotonic()
     time.sleep(4.0)  # What is measured takes time.

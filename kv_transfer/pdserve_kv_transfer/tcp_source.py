@@ -22,6 +22,7 @@ from pdserve_kv_transfer.tcp_wire import (
     HANDSHAKE_S,
     Closed,
     TcpRegion,
+    connect,
     prove_source,
     region_key,
     shut,
@@ -218,13 +219,12 @@ def _reach(region: TcpRegion, block_bytes: int, key: bytes) -> socket.socket:
         if remaining_s <= 0:
             break
         try:
-            sock = socket.create_connection((host, region.port), timeout=remaining_s)
+            sock = connect(host, region.port, remaining_s)
         except (OSError, OverflowError, ValueError) as error:
             # Nor need it be a host or a port: the peer has named them.
             reasons.append(f"{host}: {error}")
             continue
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             prove_source(sock, region, block_bytes, key, deadline)
         except (OSError, Closed) as error:
             sock.close()

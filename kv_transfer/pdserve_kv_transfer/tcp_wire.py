@@ -20,6 +20,7 @@ import secrets
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -94,6 +95,27 @@ def prove_source(sock: socket.socket, region: TcpRegion, slot_bytes: int, key: b
     sock.sendall(proof(key, b"source", hello, nonce))
     if receive(sock, len(READY), deadline) != READY:
         raise Closed("its owner does not take the connection")
+
+
+def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connection for bulk, whose calls time out after ``timeout_s``.
+
+    Within a host there is nothing that could be congested: control that paces what it sends, as BBR does, would halve
+    the bandwidth there. Between hosts it is the operator's choice.
+
+    Raises:
+        OSError, OverflowError, ValueError: nobody there, or not the name of a host, or not a port.
+    """
+    sock = socket.create_connection((host, port), timeout=timeout_s)
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.getsockname()[0] == sock.getpeername()[0] and hasattr(socket, "TCP_CONGESTION"):
+            with suppress(OSError):  # A system may not have it.
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def receive(sock: socket.socket, size: int, deadline: float) -> bytes:

@@ -29,6 +29,7 @@ from pdserve_kv_transfer.tcp_wire import (
     RUN,
     WRITE,
     TcpRegion,
+    connect,
     proof,
     receive,
     region_key,
@@ -92,6 +93,12 @@ class Ends:
     def close(self) -> None:
         self.source.close()
         self.target.close()
+
+
+def test_a_stream_within_a_host_is_not_paced() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, connect("127.0.0.1", server.getsockname()[1], 1.0) as sock:
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"reno"
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from pdserve_kv_transfer.tcp_wire import connect
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -33,8 +34,7 @@ class SocketSender:
 
     def __init__(self, buffer_B: npt.NDArray[np.uint8], host: str, port: int) -> None:
         self._buffer = buffer_B.data
-        self._socket = socket.create_connection((host, port), timeout=WAIT_S)
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = connect(host, port, WAIT_S)
         self._socket.settimeout(None)
 
     def measure(self) -> float:

@@ -248,7 +248,7 @@ def _add_handoff(benchmarks: Any) -> None:
     add("--input-len", type=int, default=512, metavar="N", help="tokens of a prompt (default: %(default)s)")
     add("--output-len", type=int, default=64, metavar="N", help="tokens of an output (default: %(default)s)")
     add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: %(default)s)")
-    add("--repetitions", type=int, default=5, metavar="N", help="of what is compared in turns (default: %(default)s)")
+    add("--repetitions", type=int, default=5, metavar="N", help="loads of each, in turns (default: %(default)s)")
     add("--kv-connector", default="nixl", metavar="NAME", help="of both nodes (default: %(default)s)")
     _add_label_and_json(handoff)
 

@@ -23,23 +23,22 @@ if TYPE_CHECKING:
 _TIMEOUT_S = 300.0
 
 
-class Fleet:
-    """An async context manager: all end with the block.
+class Processes:
+    """A context manager: they end with the block.
 
     Attributes:
-        client: of the router's completions.
+        ports: on this machine, of ``prefill``, ``decode`` and ``router``.
     """
 
-    client: Client
+    ports: dict[str, int]
 
     def __init__(self, model: str, flags: Sequence[str], decode_flags: Sequence[str] = ()) -> None:
         """``flags``: of both nodes."""
         self._flags = {"prefill": [*flags], "decode": [*flags, *decode_flags]}
         self._model = model
         self._running = ExitStack()
-        self._nodes: dict[str, EngineCoreClient] = {}
 
-    async def __aenter__(self) -> Self:
+    def __enter__(self) -> Self:
         """Raises:
         ServerNotUsable: one of them does not start.
         """
@@ -59,20 +58,40 @@ class Fleet:
                 set(cores),
             )
             unless_all_run.enter_context(router)
-            port = _port(router, "pdserve_router.main")
-            wait_until_ready(port)
+            ports["router"] = _port(router, "pdserve_router.main")
+            wait_until_ready(ports["router"])
             self._running = unless_all_run.pop_all()
-        self._nodes = {role: EngineCoreClient(Address("127.0.0.1", port)) for role, port in ports.items()}
-        for client in self._nodes.values():
-            await client.start()
-        self.client = Client(f"http://127.0.0.1:{port}/v1/completions", timeout_s=_TIMEOUT_S)
+        self.ports = ports
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._running.close()
+
+
+class Fleet:
+    """An async context manager: connections to processes that run.
+
+    Attributes:
+        client: of the router's completions.
+    """
+
+    client: Client
+
+    def __init__(self, processes: Processes) -> None:
+        self._ports = processes.ports
+        self._nodes: dict[str, EngineCoreClient] = {}
+
+    async def __aenter__(self) -> Self:
+        for role in ("prefill", "decode"):
+            self._nodes[role] = EngineCoreClient(Address("127.0.0.1", self._ports[role]))
+            await self._nodes[role].start()
+        self.client = Client(f"http://127.0.0.1:{self._ports['router']}/v1/completions", timeout_s=_TIMEOUT_S)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.client.close()
         for client in self._nodes.values():
             await client.close()
-        self._running.close()
 
     async def status(self, role: str) -> NodeStatus:
         """What the prefill or decode node says of itself."""

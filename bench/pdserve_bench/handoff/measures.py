@@ -7,20 +7,21 @@ import math
 import random
 import statistics
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import truediv
 from typing import TYPE_CHECKING
 
 from pdserve_bench.errors import NothingMeasured
-from pdserve_bench.handoff.fleet import Fleet
+from pdserve_bench.handoff.fleet import Fleet, Processes
 from pdserve_bench.serve.lengths import Uniform
 from pdserve_bench.serve.load import closed_loop
 from pdserve_bench.serve.prompts import random_prompts, request_body
 from pdserve_bench.stats import distribution
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from pdserve_protocol.node import NodeStatus
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 BATCH = 16
 """Requests that the decode node of ``grants`` decodes at a time."""
+
+POLICIES = ("offer", "dispatch", "finished")
 
 _GRANTS_PROMPT_LEN = 32
 _KV_MEMORY = "1GiB"
@@ -64,7 +67,7 @@ class Grants:
 class PolicyCost:
     """``reserved_block_seconds`` of blocks whose requests did not decode yet, ``reserved_most`` at a time.
 
-    ``gap``: from the first token to the second.
+    ``gap``: from the first token to the second. ``tokens_per_s``: median of the turns.
     """
 
     policy: str
@@ -128,45 +131,32 @@ async def measure_grants(bench: HandoffBench, on_record: Callable[[RequestRecord
     )
 
 
-async def measure_policy(bench: HandoffBench, policy: str, on_record: Callable[[RequestRecord], None]) -> PolicyCost:
-    """The same prompts under each policy."""
-    async with _fleet(bench, "--grant-policy", policy) as fleet:
-        before = await fleet.status("decode")
-        started = time.monotonic()
-        records = await _load(bench, fleet, on_record, concurrency=bench.concurrency)
-        seconds = time.monotonic() - started
-        after = await fleet.status("decode")
-    return PolicyCost(
-        policy=policy,
-        reserved_block_seconds=_since(before, after, "reserved_block_seconds"),
-        reserved_most=after.gauges["blocks_reserved_most"],
-        ttft=_distribution([record.latency("ttft") for record in records]),
-        gap=_distribution([record.gaps[0] for record in records]),
-        second=_distribution([record.latency("second") for record in records]),
-        tokens_per_s=sum(record.num_output_tokens for record in records) / seconds,
-    )
+async def measure_policies(bench: HandoffBench, on_record: Callable[[RequestRecord], None]) -> list[PolicyCost]:
+    """A pair of nodes for each policy."""
+    async with _fleets(bench, {policy: ([], ["--grant-policy", policy]) for policy in POLICIES}) as fleets:
+        before = {policy: await fleet.status("decode") for policy, fleet in fleets.items()}
+        turns = await _in_turns(bench, fleets, on_record)
+        after = {policy: await fleet.status("decode") for policy, fleet in fleets.items()}
+    return [
+        PolicyCost(
+            policy=policy,
+            reserved_block_seconds=_since(before[policy], after[policy], "reserved_block_seconds"),
+            reserved_most=after[policy].gauges["blocks_reserved_most"],
+            ttft=_distribution([record.latency("ttft") for turn in turns[policy] for record in turn.records]),
+            gap=_distribution([record.gaps[0] for turn in turns[policy] for record in turn.records]),
+            second=_distribution([record.latency("second") for turn in turns[policy] for record in turn.records]),
+            tokens_per_s=statistics.median(turn.tokens_per_s for turn in turns[policy]),
+        )
+        for policy in POLICIES
+    ]
 
 
 async def measure_digests(bench: HandoffBench, on_record: Callable[[RequestRecord], None]) -> Digests:
-    """Two pairs of nodes, one after the other and in changing order, so that what the machine does meets both."""
-    rates: dict[str, list[float]] = {"on": [], "off": []}
-    async with _fleet(bench) as with_digests, _fleet(bench, digest="none") as without:
-        fleets = {"on": with_digests, "off": without}
-        for turn in range(bench.repetitions):
-            for name in sorted(fleets, reverse=bool(turn % 2)):
-                started = time.monotonic()
-                records = await _load(
-                    bench,
-                    fleets[name],
-                    on_record,
-                    concurrency=bench.concurrency,
-                    seed=turn,
-                    num_prompts=_per_turn(bench),
-                )
-                tokens = sum(record.num_output_tokens for record in records)
-                rates[name].append(tokens / (time.monotonic() - started))
-    ratio = statistics.median([on / off for on, off in zip(rates["on"], rates["off"], strict=True)])
-    return Digests(on=rates["on"], off=rates["off"], ratio=ratio)
+    """A pair of nodes with digests and one without."""
+    async with _fleets(bench, {"on": ([], []), "off": (["--kv-digest", "none"], [])}) as fleets:
+        turns = await _in_turns(bench, fleets, on_record)
+    on, off = ([turn.tokens_per_s for turn in turns[name]] for name in ("on", "off"))
+    return Digests(on=on, off=off, ratio=statistics.median(map(truediv, on, off)))
 
 
 def num_requests(bench: HandoffBench, measure: str) -> int:
@@ -174,25 +164,66 @@ def num_requests(bench: HandoffBench, measure: str) -> int:
     match measure:
         case "grants":
             return bench.num_prompts * 4
+        case "policies":
+            return bench.num_prompts * bench.repetitions * len(POLICIES)
         case "digests":
-            return _per_turn(bench) * bench.repetitions * 2
+            return bench.num_prompts * bench.repetitions * 2
         case _:
             return bench.num_prompts
 
 
-def _per_turn(bench: HandoffBench) -> int:
-    return max(1, bench.num_prompts // 3)
+@dataclass(frozen=True)
+class _Turn:
+    records: list[RequestRecord]
+    seconds: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        return sum(record.num_output_tokens for record in self.records) / self.seconds
+
+
+async def _in_turns(
+    bench: HandoffBench, fleets: dict[str, Fleet], on_record: Callable[[RequestRecord], None]
+) -> dict[str, list[_Turn]]:
+    """The same prompts for each, again and again, so that what the machine does meanwhile meets all.
+
+    Always in the same order: what follows itself finds its own memory in the processor's caches, here none does.
+    """
+    turns: dict[str, list[_Turn]] = {name: [] for name in fleets}
+    for turn in range(bench.repetitions):
+        for name, fleet in fleets.items():
+            started = time.monotonic()
+            records = await _load(bench, fleet, on_record, concurrency=bench.concurrency, seed=turn)
+            turns[name].append(_Turn(records, time.monotonic() - started))
+    return turns
 
 
 @asynccontextmanager
-async def _fleet(bench: HandoffBench, *decode_flags: str, digest: str | None = None) -> AsyncIterator[Fleet]:
-    """Nodes that have served two requests of the kind that is measured."""
-    flags = ["--kv-connector", bench.connector, "--kv-cache-memory", _KV_MEMORY]
-    if digest is not None:
-        flags += ["--kv-digest", digest]
-    async with Fleet(bench.model, flags, decode_flags) as fleet:
-        await _load(bench, fleet, lambda record: None, concurrency=1, num_prompts=2, seed=-1)
-        yield fleet
+async def _fleet(bench: HandoffBench, *decode_flags: str) -> AsyncIterator[Fleet]:
+    async with _fleets(bench, {"": ([], decode_flags)}) as fleets:
+        yield fleets[""]
+
+
+@asynccontextmanager
+async def _fleets(
+    bench: HandoffBench, flags: dict[str, tuple[Sequence[str], Sequence[str]]]
+) -> AsyncIterator[dict[str, Fleet]]:
+    """Pairs of nodes that have served two requests of the kind that is measured.
+
+    Args:
+        flags: by name: of both nodes, and of the decode node alone.
+    """
+    common = ["--kv-connector", bench.connector, "--kv-cache-memory", _KV_MEMORY]
+    async with AsyncExitStack() as running:
+        # Starting processes blocks this loop, so that no fleet is talked to before the last one runs.
+        processes = {
+            name: running.enter_context(Processes(bench.model, [*common, *both], decode))
+            for name, (both, decode) in flags.items()
+        }
+        fleets = {name: await running.enter_async_context(Fleet(started)) for name, started in processes.items()}
+        for fleet in fleets.values():
+            await _load(bench, fleet, lambda record: None, concurrency=1, num_prompts=2, seed=-1)
+        yield fleets
 
 
 async def _load(

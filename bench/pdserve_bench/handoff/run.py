@@ -12,7 +12,7 @@ from pdserve_bench.handoff.measures import (
     measure_digests,
     measure_gap,
     measure_grants,
-    measure_policy,
+    measure_policies,
     num_requests,
 )
 from pdserve_bench.handoff.view import digests_table, gap_table, grants_table, policies_table
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from pdserve_bench.handoff.config import HandoffBench
     from pdserve_bench.serve.records import RequestRecord
     from pdserve_bench.tables import Table
-
-POLICIES = ("offer", "dispatch", "finished")
 
 
 def bench_handoff(bench: HandoffBench, *, console: Console, log: Console) -> int:
@@ -70,10 +68,8 @@ async def _measure(bench: HandoffBench, measure: str, log: Console) -> tuple[Any
                 grants = await measure_grants(bench, on_record)
             return grants, grants_table(grants)
         case "policies":
-            costs = []
-            for policy in POLICIES:
-                with _progress(log, f"policy {policy}", total) as on_record:
-                    costs.append(await measure_policy(bench, policy, on_record))
+            with _progress(log, measure, total) as on_record:
+                costs = await measure_policies(bench, on_record)
             return costs, policies_table(bench, costs)
         case _:
             with _progress(log, measure, total) as on_record:

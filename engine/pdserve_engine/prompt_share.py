@@ -1,10 +1,13 @@
 """PromptShare: how many prompt tokens a step may compute beside decodes.
 
 A step that computes much of a prompt is long, and every stream in it waits for it. So prompts get what is left of a
-target time: the share follows from how long the last steps took. Knows nothing of requests, blocks or clocks.
+target time, and some time also where decodes leave next to none: the share follows from how long the last steps took.
+Knows nothing of requests, blocks or clocks.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 UNMEASURED_TOKENS = 32
 """Beside decodes, while nobody can tell how long that takes."""
@@ -12,71 +15,98 @@ UNMEASURED_TOKENS = 32
 AIM = 0.95
 """Of the target: a stream also waits for what lies between two steps, and half of the steps are later than expected."""
 
-_NEWEST_SHARE = 0.2
-_LONGEST_SURPRISE = 2.0
+LEAST = 0.25
+"""Of the time of the decodes: what prompts get beside decodes that fill the target, so that they are not passed by all
+who come later. Streams wait a quarter longer meanwhile."""
+
+_FORGET = 0.05
+"""What the past loses with each step."""
+
+_BELIEF = 0.3
+"""How many steps the last estimate counts as much as, which decides what steps do not tell: how much of their time is
+due to what was the same in all of them."""
+
+_PROBE_EVERY = 8
+"""Steps whose decodes seem to fill the target, of which one has as little of prompts as possible: how long decodes take
+shows beside different numbers of prompt tokens only."""
+
+_UNIT = np.array([1.0, 16.0, UNMEASURED_TOKENS])
+"""Steps of this kind are believed to be due to a third each, before anything is known."""
 
 
 class PromptShare:
     """Told of every step that was computed, in order.
 
-    A step is taken to last ``decode_s`` + its prompt tokens x ``token_s``. Steps of one kind alone say what their part
-    is. What a mixed step took longer or shorter than expected is put down to both parts, by the squares of their sizes:
-    so steps come to last as expected even while there are prompts in all of them.
+    A step is taken to last a time of its own, which is that of reading the weights, and one for each decode and each
+    prompt token: three numbers, fitted to the last steps (least squares of errors relative to the time, so that a step
+    that was held up says little; older steps count ever less) and held to what was estimated before.
 
     Args:
         target_s: how long a stream beside prompts is to wait for a token; None does not limit.
-        min_tokens: what prompts get in any case, so that they always go on.
-
-    Attributes:
-        decode_s: seconds of a step apart from its prompt tokens; None before any was measured.
-        token_s: seconds of a prompt token; None before any was measured.
+        min_tokens: what prompts get in any case.
     """
 
     def __init__(self, target_s: float | None, min_tokens: int) -> None:
-        self.decode_s: float | None = None
-        self.token_s: float | None = None
         self._aim_s = None if target_s is None else AIM * target_s
         self._min_tokens = min_tokens
+        self._parts_s = np.zeros(3)
+        self._squares = np.zeros((3, 3))
+        self._products_s = np.zeros(3)
+        self._knows_decodes = self._knows_prompts = False
+        self._num_observed = 0
 
     def observe(self, num_decodes: int, num_prompt_tokens: int, seconds: float) -> None:
         """A step with so many tokens took so long."""
-        if seconds <= 0:
+        if seconds <= 0 or not num_decodes + num_prompt_tokens:
             return
-        if not num_prompt_tokens:
-            self.decode_s = _follow(self.decode_s, seconds)
-        elif num_decodes:
-            self._observe_mixed(num_prompt_tokens, seconds)
-        elif num_prompt_tokens >= self._min_tokens:
-            self.token_s = _follow(self.token_s, seconds / num_prompt_tokens)
+        self._num_observed += 1
+        self._knows_decodes |= num_decodes > 0
+        self._knows_prompts |= num_prompt_tokens >= self._min_tokens
+        step = np.array([1, num_decodes, num_prompt_tokens]) / _UNIT
+        weight = seconds**-2
+        self._squares = (1 - _FORGET) * self._squares + weight * np.outer(step, step)
+        self._products_s = (1 - _FORGET) * self._products_s + weight * seconds * step
+        belief = _BELIEF * weight * np.eye(3)
+        self._parts_s = _least_squares(self._squares + belief, self._products_s + belief @ self._parts_s)
+
+    def step_s(self, num_decodes: int, num_prompt_tokens: int) -> float:
+        """How long a step with so many tokens is expected to take; 0 before any was measured."""
+        return float(np.array([1, num_decodes, num_prompt_tokens]) / _UNIT @ self._parts_s)
 
     def num_tokens(self, num_decodes: int, budget: int) -> int:
         """Prompt tokens that the next step may have beside so many decodes; ``budget`` where nothing waits for it."""
+        share = self._share(num_decodes, budget)
+        fills_target = self._aim_s is not None and self.step_s(num_decodes, 0) > self._aim_s
+        if num_decodes and fills_target and self._num_observed % _PROBE_EVERY == 0:
+            return min(share, self._min_tokens)
+        return share
+
+    def least_tokens_per_s(self, budget: int) -> float:
+        """At which rate prompts get on beside however many decodes; 0 while nothing tells."""
+        own_s, whole_s = self.step_s(0, 0), self.step_s(0, budget)
+        if not self._knows_prompts or whole_s <= own_s:
+            return 0.0
+        return budget / whole_s if self._aim_s is None else LEAST / (1 + LEAST) * budget / (whole_s - own_s)
+
+    def _share(self, num_decodes: int, budget: int) -> int:
         if not num_decodes or self._aim_s is None:
             return budget
-        if self.decode_s is None or self.token_s is None:
+        if not (self._knows_decodes and self._knows_prompts):
             return min(budget, max(self._min_tokens, UNMEASURED_TOKENS))
-        return min(budget, max(self._min_tokens, int((self._aim_s - self.decode_s) / self.token_s)))
-
-    def tokens_per_s(self, num_decodes: int, budget: int) -> float:
-        """At which rate prompts get on in steps with so many decodes; 0 before any was measured."""
-        num_tokens = self.num_tokens(num_decodes, budget)
-        if self.token_s is None:
-            return 0.0
-        return num_tokens / ((self.decode_s or 0.0) + num_tokens * self.token_s)
-
-    def _observe_mixed(self, num_prompt_tokens: int, seconds: float) -> None:
-        decode_s = seconds / 2 if self.decode_s is None else self.decode_s
-        token_s = self.token_s or max(seconds - decode_s, seconds / 10) / num_prompt_tokens
-        of_prompt = num_prompt_tokens * token_s
-        expected = decode_s + of_prompt
-        blame = decode_s**2 + of_prompt**2
-        missed = _NEWEST_SHARE * (min(seconds, _LONGEST_SURPRISE * expected) - expected)
-        self.decode_s = decode_s + missed * decode_s**2 / blame
-        self.token_s = token_s + missed * of_prompt**2 / blame / num_prompt_tokens
+        decodes_s = self.step_s(num_decodes, 0)
+        prompt_s = max(self._aim_s - decodes_s, LEAST * decodes_s)
+        token_s = max(self._parts_s[2] / UNMEASURED_TOKENS, prompt_s / budget)
+        return min(budget, max(self._min_tokens, int(prompt_s / token_s)))
 
 
-def _follow(estimate: float | None, seconds: float) -> float:
-    """The estimate, moved towards what was measured; a step that was held up once does not move it far."""
-    if estimate is None:
-        return seconds
-    return estimate + _NEWEST_SHARE * (min(seconds, _LONGEST_SURPRISE * estimate) - estimate)
+def _least_squares(squares: np.ndarray, products: np.ndarray) -> np.ndarray:
+    """The x >= 0 that fits best: what would be negative is left out, one after the other."""
+    x = np.zeros(len(products))
+    free = np.ones(len(products), dtype=bool)
+    while free.any():
+        x[free] = np.linalg.solve(squares[np.ix_(free, free)], products[free])
+        if (x >= 0).all():
+            break
+        free[x.argmin()] = False
+        x[~free] = 0.0
+    return x

@@ -158,8 +158,8 @@ class Scheduler:
 
     @property
     def prompt_tokens_per_s(self) -> float:
-        """At which prompts get on, where there is a target beside decodes; 0 before that is measured."""
-        return self.prompt_share.tokens_per_s(1, self._token_budget)
+        """At which prompts get on at least, whoever else comes; 0 before that is measured."""
+        return self.prompt_share.least_tokens_per_s(self._token_budget)
 
     def has_schedulable(self) -> bool:
         """Whether ``schedule`` might find something to do. It may still return None where blocks are missing."""
@@ -326,7 +326,7 @@ class Scheduler:
         if self._must_drain:
             return None
         decodes, prompts = self._to_advance()
-        num_decodes = len(decodes) + self._waiting.num_arrived or self._num_reserved()
+        num_decodes = len(decodes) + self._waiting.num_arrived or min(1, self._num_reserved())
         num_prompt_tokens = self.prompt_share.num_tokens(num_decodes, self._token_budget)
         plan = StepPlan(self._token_budget, num_prompt_tokens, self._max_logits_rows)
         num_preemptions = self.counters.preemptions

@@ -153,7 +153,7 @@ class NodeLoad(Message, frozen=True):
         handoffs: open ones, both directions.
         links: boot id of a node that this one hands over to -> "connecting", "up", or "refused: " and why.
         prompt_tokens_per_s: at which it computes prompts by what the last steps took: alone on a prefill node, beside
-            streams on a decode node, within its target. 0 where that is not measured yet.
+            however many streams on a decode node. 0 where that is not measured yet.
     """
 
     boot_id: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from pdserve_engine.prompt_share import LEAST
 from pdserve_engine.request import RequestStatus
 from pdserve_protocol.outputs import Finished
 from support.engines import BLOCK, RECEIVE, SEND, Engine, oracle, transfer
@@ -313,9 +314,16 @@ def test_round_after_round_gives_the_same(depth: int) -> None:
     assert engine.core.counters.requests_aborted > 0
 
 
-def test_prompts_beside_decodes_are_cut_to_the_target() -> None:
-    """The engine's clock rises by one for each call, so every step takes a second, however many tokens it has."""
-    engine = Engine(num_blocks=200, max_num_batched_tokens=64, itl_target_s=0.5)
+def a_block_beside_decodes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What prompts get there from now on."""
+    monkeypatch.setattr(
+        engine.scheduler.prompt_share, "num_tokens", lambda num_decodes, budget: BLOCK if num_decodes else budget
+    )
+
+
+def test_prompts_beside_decodes_are_cut_to_their_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(num_blocks=200, max_num_batched_tokens=64)
+    a_block_beside_decodes(engine, monkeypatch)
     engine.add("alone", range(100), 20)
     engine.step()
     assert engine.scheduler.requests["alone"].num_computed_tokens == 64, "nobody waits for this step"
@@ -328,8 +336,7 @@ def test_prompts_beside_decodes_are_cut_to_the_target() -> None:
         (step,) = engine.scheduler._steps
         shares.append(step.output.num_scheduled_tokens)
         engine.complete()
-    assert shares[0] == {"alone": 1, "long": 32}, "not measured yet"
-    assert shares[1:] == [{"alone": 1, "long": BLOCK}] * 4, "too slow whatever it is: the least"
+    assert shares == [{"alone": 1, "long": BLOCK}] * 5
     engine.run()
     assert engine.tokens == {
         "alone": oracle(range(100), 20),
@@ -339,11 +346,10 @@ def test_prompts_beside_decodes_are_cut_to_the_target() -> None:
     engine.check_empty()
 
 
-def test_kv_without_a_hole_does_not_wait_behind_kv_with_one() -> None:
+def test_kv_without_a_hole_does_not_wait_behind_kv_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sender = Engine(num_blocks=64, max_num_batched_tokens=64)
-    receiver = Engine(num_blocks=64, max_num_batched_tokens=64, max_num_seqs=8, itl_target_s=0.001)
-    receiver.scheduler.prompt_share.observe(1, 0, 1.0)
-    receiver.scheduler.prompt_share.observe(1, 4, 1.0)
+    receiver = Engine(num_blocks=64, max_num_batched_tokens=64, max_num_seqs=8)
+    a_block_beside_decodes(receiver, monkeypatch)
     for name, start in (("first", 100), ("second", 200), ("whole", 300)):
         prompt = range(start, start + 5 * BLOCK)
         sender.add(name, prompt, 4, send_to=SEND)
@@ -383,8 +389,9 @@ def test_a_prompt_leaves_room_for_streams_whose_kv_is_on_its_way() -> None:
     engine.check_empty()
 
 
-def test_a_preempted_stream_does_not_wait_for_a_prompt_that_is_being_computed() -> None:
-    engine = Engine(num_blocks=200, max_num_batched_tokens=64, itl_target_s=0.001, prefix_caching=False)
+def test_a_preempted_stream_does_not_wait_for_a_prompt_that_is_being_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(num_blocks=200, max_num_batched_tokens=64, prefix_caching=False)
+    a_block_beside_decodes(engine, monkeypatch)
     engine.add("other", range(8), 100)
     engine.add("stream", range(50, 58), 20)
     engine.step()
@@ -408,6 +415,8 @@ def test_a_preempted_stream_does_not_wait_for_a_prompt_that_is_being_computed() 
 def test_the_rate_at_which_prompts_get_on_beside_decodes() -> None:
     engine = Engine(num_blocks=200, max_num_batched_tokens=100, itl_target_s=0.05)
     assert engine.scheduler.prompt_tokens_per_s == 0.0
-    engine.scheduler.prompt_share.observe(0, 100, 0.1)
-    engine.scheduler.prompt_share.observe(3, 0, 0.02)
-    assert engine.scheduler.prompt_tokens_per_s == pytest.approx(27 / 0.047)
+    for _ in range(40):
+        for num_decodes, num_tokens in ((0, 100), (3, 0), (1, 30)):
+            seconds = 0.01 + num_decodes * 0.002 + num_tokens * 0.0005
+            engine.scheduler.prompt_share.observe(num_decodes, num_tokens, seconds)
+    assert engine.scheduler.prompt_tokens_per_s == pytest.approx(LEAST / (1 + LEAST) / 0.0005, rel=0.01)

@@ -63,7 +63,8 @@ class PromptShare:
         self._knows_decodes |= num_decodes > 0
         self._knows_prompts |= num_prompt_tokens >= self._min_tokens
         step = np.array([1, num_decodes, num_prompt_tokens]) / _UNIT
-        weight = seconds**-2
+        # One whose end was noticed late makes the next seem to take no time: that says no more than others.
+        weight = max(seconds, float(step @ self._parts_s) / 2) ** -2
         self._squares = (1 - _FORGET) * self._squares + weight * np.outer(step, step)
         self._products_s = (1 - _FORGET) * self._products_s + weight * seconds * step
         belief = _BELIEF * weight * np.eye(3)

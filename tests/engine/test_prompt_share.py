@@ -76,6 +76,13 @@ def test_one_step_that_was_held_up_does_not_stop_prompts() -> None:
     assert share.num_tokens(4, BUDGET) > before / 2
 
 
+def test_a_step_that_seems_to_take_no_time_does_not_make_the_next_ones_long() -> None:
+    share = measured(10, 2, 0.5)
+    before = share.num_tokens(4, BUDGET)
+    share.observe(4, before, 1e-6)
+    assert share.num_tokens(4, BUDGET) < 2 * before
+
+
 def test_tiny_rests_of_prompts_tell_nothing_of_prompts() -> None:
     share = share_of()
     share.observe(0, 3, 0.02)

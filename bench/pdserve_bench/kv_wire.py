@@ -19,11 +19,11 @@ from pdserve_engine import kv_memory
 from pdserve_engine.models.config import read_config
 from pdserve_engine.models.decoder import Decoder
 from pdserve_engine.weights import load_weights, resolve_model
+from pdserve_engine.worker import block_layout
 from pdserve_kernels.interface import AttentionMetadata
 from pdserve_kernels.select import select_backend
 from pdserve_kv_transfer.codec import Lander, Packer
 from pdserve_kv_transfer.wire import NUMBERS, Wire
-from pdserve_protocol.node import KVLayout
 from pdserve_text.files import load_tokenizer_files
 from pdserve_text.tokenizer import Tokenizer
 from rich.console import Console
@@ -59,15 +59,7 @@ class _Model:
         backend = select_backend("auto")
         backend.set_threads(num_threads)
         self._decoder = Decoder(config, load_weights(folder, torch.bfloat16), backend, num_tokens)
-        numbers = config.num_kv_heads * config.num_layers * 2 * BLOCK * config.head_dim
-        self.layout = KVLayout(
-            block_size=BLOCK,
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            dtype="bfloat16",
-            block_bytes=2 * numbers,
-        )
+        self.layout = block_layout(config, BLOCK, "bfloat16", backend.kv_order)
         self.num_blocks = -(-num_tokens // BLOCK)
         self.kv_bytes = kv_memory.allocate(2 * self.num_blocks, self.layout)
         self._kv_cache = kv_memory.as_tensor(torch.from_numpy(self.kv_bytes), self.layout)

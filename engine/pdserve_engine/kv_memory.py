@@ -85,13 +85,16 @@ def allocate_on(device: torch.device, count: int, layout: KVLayout) -> torch.Ten
 
 
 def as_tensor(blocks_NB: torch.Tensor, layout: KVLayout) -> torch.Tensor:
-    """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim]; see kernels' quantized_cache.py where
-    the layout has scales.
+    """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim], whatever the order of the layout; see
+    kernels' quantized_cache.py where it has scales.
     """
-    shape = (layout.num_kv_heads, layout.num_layers, 2, layout.block_size, layout.head_dim)
+    sizes = {"G": layout.num_kv_heads, "L": layout.num_layers, "2": 2, "S": layout.block_size, "D": layout.head_dim}
+    shape = tuple(sizes[axis] for axis in layout.order)
     if layout.dtype in SCALED_KV_DTYPES:
-        return codes_of(blocks_NB, _CODES[layout.dtype], shape)
-    return blocks_NB.view(getattr(torch, layout.dtype)).view(-1, *shape)
+        cache = codes_of(blocks_NB, _CODES[layout.dtype], shape)
+    else:
+        cache = blocks_NB.view(getattr(torch, layout.dtype)).view(-1, *shape)
+    return cache.permute(0, *(1 + layout.order.index(axis) for axis in "GL2SD"))
 
 
 def free_memory() -> int:

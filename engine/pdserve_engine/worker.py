@@ -48,8 +48,8 @@ class Worker:
     Attributes:
         layout: of one KV block.
         num_blocks: blocks of the KV cache.
-        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], page-aligned, on the device; contiguous, or
-            codes with their scales between the blocks.
+        kv_cache: [num_blocks, kv_heads, layers, 2, block_size, head_dim], page-aligned, on the device; each block one
+            run in the order of the layout, codes with their scales after them.
         weight_bytes: of the weights as they were loaded, in the host's memory.
         model_id: hash of configuration and weights.
         numerics: fingerprint of what decides the bits of a result beside the model.
@@ -83,7 +83,7 @@ class Worker:
         self.vocab_size = model_config.vocab_size
         self.end_token_ids = tuple(sorted(folder_end_token_ids(folder)))
         self.grammars = _grammars(folder, self.end_token_ids, self.vocab_size)
-        self.layout = block_layout(model_config, block_size, kv_dtype)
+        self.layout = block_layout(model_config, block_size, kv_dtype, kernels.kv_order)
         on_cuda = device.type == "cuda"
         self.num_blocks = kv_memory.num_blocks(
             config.cache, self.layout, device_memory=free_device_memory(device) if on_cuda else None
@@ -153,7 +153,7 @@ def _select(name: str, config: EngineConfig, device_type: str, dtype: torch.dtyp
         raise NoKernels(str(error)) from error
 
 
-def block_layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
+def block_layout(model: DecoderConfig, block_size: int, dtype: str, order: str) -> KVLayout:
     """Of the blocks of a model's cache."""
     num_rows = model.num_kv_heads * model.num_layers * 2 * block_size
     return KVLayout(
@@ -163,4 +163,5 @@ def block_layout(model: DecoderConfig, block_size: int, dtype: str) -> KVLayout:
         head_dim=model.head_dim,
         dtype=dtype,
         block_bytes=kv_block_bytes(num_rows, model.head_dim, dtype),
+        order=order,
     )

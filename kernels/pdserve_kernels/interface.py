@@ -142,9 +142,12 @@ class Backend(Protocol):
         graph_safe: a step of one token for each request launches the same kernels whatever its tensors hold, and copies
             nothing from the host, so that a CUDA graph can repeat it. Rows that pad such a step to the size of a graph
             are known by slot -1 and length 0: they write nothing to the cache.
+        kv_order: axes of a block in memory, the outermost first: G KV heads, L layers, 2 K|V, S tokens, D dimension.
+            As a tensor every cache is [B, G, L, 2, S, D], a view where its memory has another order.
     """
 
     graph_safe: bool
+    kv_order: str
 
     def set_threads(self, count: int) -> None:
         """Computes with this many threads from now on, in all of the process."""

@@ -28,7 +28,7 @@ def codes_of(blocks_NB: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]
 
     Args:
         blocks_NB: uint8, contiguous, a row a block.
-        shape: [G, L, 2, S, D].
+        shape: [G, L, 2, S, D], or the order that the backend has them in.
     """
     return blocks_NB[:, : math.prod(shape)].view(dtype).view(-1, *shape)
 
@@ -37,7 +37,7 @@ def scales_of(kv_cache: torch.Tensor) -> torch.Tensor:
     """float32 [B, G, L, 2, S], over the same memory."""
     num_blocks, *shape, dim = kv_cache.shape
     rows = math.prod(shape)
-    strides = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    strides = [stride // dim for stride in kv_cache.stride()[1:-1]]
     scales = torch.empty(0, dtype=torch.float32, device=kv_cache.device)
     first = (kv_cache.storage_offset() + scales_at(rows * dim)) // 4
     return scales.set_(kv_cache.untyped_storage(), first, (num_blocks, *shape), (kv_cache.stride(0) // 4, *strides))

@@ -83,6 +83,7 @@ class TorchBackend:
     """See interface.Backend."""
 
     graph_safe = False
+    kv_order = "GL2SD"
 
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)

@@ -10,6 +10,7 @@ from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig
 from pdserve_engine.errors import ContextTooLong, ContractBroken, NoRoomForCache
 from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
 from pdserve_engine.worker import Worker
+from pdserve_kernels.select import select_backend
 from pdserve_protocol.node import KVLayout
 from pdserve_protocol.sampling import SamplingParams
 from support.driver import Driver, make_worker
@@ -23,10 +24,15 @@ def worker(tmp_path_factory):
 
 def test_layout_and_cache(worker):
     assert worker.layout == KVLayout(
-        block_size=16, num_layers=2, num_kv_heads=2, head_dim=16, dtype="float32", block_bytes=2 * 2 * 2 * 16 * 16 * 4
+        block_size=16,
+        num_layers=2,
+        num_kv_heads=2,
+        head_dim=16,
+        dtype="float32",
+        block_bytes=2 * 2 * 2 * 16 * 16 * 4,
+        order=select_backend().kv_order,
     )
     assert worker.kv_cache.shape == (8, 2, 2, 2, 16, 16)
-    assert worker.kv_cache.is_contiguous()
     assert worker.kv_cache.data_ptr() % 4096 == 0
     assert (worker.max_model_len, worker.vocab_size, worker.num_blocks) == (4096, 512, 8)
 

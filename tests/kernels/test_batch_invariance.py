@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings, strategies as st
 from pdserve_kernels import cpu
 from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, DecoderWeights, LayerWeights
-from pdserve_kernels.quantized_cache import codes_of
+from pdserve_kernels.quantized_cache import codes_of, scales_of
 from support.backends import families, make_backend
 
 pytestmark = pytest.mark.skipif(not cpu.is_built(), reason="the C kernels are not built")
 
 DTYPES = [torch.bfloat16, torch.float32]
 BLOCK = 16
-VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 96, 72, 80, 6, 2, 24, 2
+VOCAB, HIDDEN, INNER, HEADS, KV_HEADS, DIM, LAYERS = 96, 72, 80, 6, 2, 24, 3
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -83,14 +83,23 @@ class Model:
         self.codes = codes
 
     def run(
-        self, prompts: list[list[int]], steps: list[list[tuple[int, int]]], blocks: list[int]
+        self,
+        prompts: list[list[int]],
+        steps: list[list[tuple[int, int]]],
+        blocks: list[int],
+        *,
+        heads_first: bool = False,
     ) -> list[torch.Tensor]:
         """Logits [len(prompt), V] of each prompt; a step is a list of (prompt, tokens to compute), in batch order."""
-        shape = (KV_HEADS, LAYERS, 2, BLOCK, DIM)
+        axes = (KV_HEADS, LAYERS) if heads_first else (LAYERS, KV_HEADS)
+        shape = (*axes, 2, BLOCK, DIM)
         kv_cache = torch.full((len(blocks), *shape), float("nan"), dtype=self.dtype)
         if self.codes is not None:
             bytes_NB = torch.full((len(blocks), KV_HEADS * LAYERS * 2 * BLOCK * (DIM + 4)), 255, dtype=torch.uint8)
             kv_cache = codes_of(bytes_NB, self.codes, shape)
+        if not heads_first:
+            kv_cache = kv_cache.transpose(1, 2)
+        self.kv_cache = kv_cache
         tables, free = [], list(blocks)
         for prompt in prompts:
             tables.append([free.pop() for _ in range(-(-len(prompt) // BLOCK))])
@@ -174,6 +183,21 @@ def test_logits_are_the_same_in_any_batch_and_chunks(model_and_alone, steps, blo
         assert logits.isfinite().all()
 
 
+def test_keys_and_values_are_the_same_with_heads_before_layers(model_and_alone):
+    model, alone = model_and_alone
+    prompt, caches = PROMPTS[1], []
+    for heads_first in (False, True):
+        logits = model.run([prompt], [[(0, len(prompt))]], list(range(NUM_BLOCKS)), heads_first=heads_first)[0]
+        assert torch.equal(logits, alone[1])
+        caches.append(model.kv_cache)
+    assert caches[0].stride() != caches[1].stride()
+    written = [cache[-(len(prompt) // BLOCK) :].float() for cache in caches]
+    assert torch.equal(*written)
+    assert written[0].isfinite().all()
+    if model.codes is not None:
+        assert torch.equal(*(scales_of(cache)[-(len(prompt) // BLOCK) :] for cache in caches))
+
+
 def test_logits_are_not_all_alike(model_and_alone):
     _, alone = model_and_alone
     assert len({int(row.argmax()) for logits in alone for row in logits}) > 20
@@ -199,7 +223,7 @@ def test_a_query_alone_sees_what_it_sees_in_a_chunk(family, dim, heads, kv_heads
         sin_MD=torch.zeros(tokens, dim // 2),
         norm_eps=1e-6,
     )
-    cache = random(num_blocks, kv_heads, 2, 2, block, dim).bfloat16()
+    cache = random(num_blocks, 2, kv_heads, 2, block, dim).bfloat16().transpose(1, 2)
     q = random(tokens, heads, dim, seed=1).bfloat16()
     table = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(2)).to(torch.int32).unsqueeze(0)
 

@@ -152,7 +152,7 @@ def all_logits(
     kernels = select_backend(quantization=quantization)
     model = Decoder(config, weights, kernels, config.max_position_embeddings)
     num_blocks = -(-len(token_ids) // 16)
-    layout = block_layout(config, 16, dtype if kv_cache_dtype == "auto" else kv_cache_dtype)
+    layout = block_layout(config, 16, dtype if kv_cache_dtype == "auto" else kv_cache_dtype, kernels.kv_order)
     kv_cache = kv_memory.as_tensor(torch.from_numpy(kv_memory.allocate(num_blocks, layout)), layout)
     size = len(token_ids)
     batch = InputBatch(max_num_seqs=1, max_num_tokens=size, max_model_len=size, block_size=16)

@@ -58,6 +58,6 @@ class Model(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = _integers(
         "num_tokens num_requests num_logits token_ids positions slots query_start seq_lens block_tables block_stride"
-        " kv_cache num_blocks block_size kv_layers kv_number block_bytes scales_at logits_rows logits"
+        " kv_cache num_blocks block_size kv_head_rows kv_layer_rows kv_number block_bytes scales_at logits_rows logits"
         " scratch scratch_tokens"
     )

@@ -50,6 +50,7 @@ class TritonBackend:
             raise NoTriton("torch sees no CUDA device")
 
     graph_safe = True
+    kv_order = "GL2SD"
 
     def set_threads(self, count: int) -> None:
         torch.set_num_threads(count)

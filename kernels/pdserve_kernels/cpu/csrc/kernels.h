@@ -67,7 +67,8 @@ typedef struct {
     int64_t token_ids, positions, slots; /* [T] */
     int64_t query_start, seq_lens;       /* [R + 1], [R] */
     int64_t block_tables, block_stride;  /* [R, block_stride] */
-    int64_t kv_cache, num_blocks, block_size, kv_layers;
+    int64_t kv_cache, num_blocks, block_size;
+    int64_t kv_head_rows, kv_layer_rows; /* rows of a block from head to head, and from layer to layer */
     int64_t kv_number, block_bytes, scales_at; /* enum number: the model's dtype, or codes whose scales begin there */
     int64_t logits_rows, logits; /* int64 [N], float32 [N, V] */
     int64_t scratch, scratch_tokens; /* scratch_bytes() of at least T and N tokens, zeroed once; and how many */

@@ -96,6 +96,16 @@ class Process:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def sleeps(self) -> int:
+        """How often its threads have gone to sleep, those that have ended left out."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return sum(
+            int(line.split()[1])
+            for task in tasks
+            for line in (task / "status").read_text().splitlines()
+            if line.startswith("voluntary_ctxt_switches:")
+        )
+
     def rss_bytes(self) -> int:
         return int(re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{self.pid}/status").read_text())[1]) * 1024  # type: ignore[index]
 

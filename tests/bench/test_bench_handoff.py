@@ -33,7 +33,7 @@ def test_options() -> None:
     assert num_requests(bench, "gap") == 9
     assert num_requests(bench, "grants") == 36
     assert num_requests(bench, "policies") == 54
-    assert num_requests(bench, "digests") == 36
+    assert num_requests(bench, "digests") == 72
 
 
 @pytest.mark.parametrize(
@@ -57,10 +57,11 @@ def test_tables() -> None:
         second=SOME,
         tokens_per_s=50.0,
     )
-    digests = Digests(on=[99.0, 100.0], off=[100.0, 100.0], ratio=0.995)
+    digests = Digests(on=[96.0, 105.0], off=[100.0, 100.0])
     for table in (grants, policies_table(bench, [cost]), digests_table(digests)):
         assert {len(row) for row in table.rows} == {len(table.columns)}
-    assert [row[-1] for row in digests_table(digests).rows] == ["0.990", "1.000"]
+    assert [row[-1] for row in digests_table(digests).rows] == ["0.960", "1.050"]
+    assert digests.ratio == pytest.approx((0.96 * 1.05) ** 0.5)
 
 
 @pytest.mark.slow

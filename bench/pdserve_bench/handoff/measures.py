@@ -81,11 +81,20 @@ class PolicyCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """Output tokens per second of each turn. ``ratio``: median of the turns' on / off."""
+    """Output tokens per second of each turn: in the first half the nodes with digests were started first.
+
+    Nodes that were started first can be some percent slower than others like them.
+    """
 
     on: list[float]
     off: list[float]
-    ratio: float
+
+    @property
+    def ratio(self) -> float:
+        """Median of the turns' on / off in each half, and of the two the geometric mean."""
+        ratios = list(map(truediv, self.on, self.off))
+        half = len(ratios) // 2
+        return math.sqrt(statistics.median(ratios[:half]) * statistics.median(ratios[half:]))
 
 
 async def measure_gap(bench: HandoffBench, on_record: Callable[[RequestRecord], None]) -> Gap:
@@ -152,11 +161,14 @@ async def measure_policies(bench: HandoffBench, on_record: Callable[[RequestReco
 
 
 async def measure_digests(bench: HandoffBench, on_record: Callable[[RequestRecord], None]) -> Digests:
-    """A pair of nodes with digests and one without."""
-    async with _fleets(bench, {"on": ([], []), "off": (["--kv-digest", "none"], [])}) as fleets:
-        turns = await _in_turns(bench, fleets, on_record)
-    on, off = ([turn.tokens_per_s for turn in turns[name]] for name in ("on", "off"))
-    return Digests(on=on, off=off, ratio=statistics.median(map(truediv, on, off)))
+    """A pair of nodes with digests and one without, started in this order, and others in the other order."""
+    flags: dict[str, tuple[list[str], list[str]]] = {"on": ([], []), "off": (["--kv-digest", "none"], [])}
+    rates: dict[str, list[float]] = {name: [] for name in flags}
+    for names in (list(flags), list(reversed(flags))):
+        async with _fleets(bench, {name: flags[name] for name in names}) as fleets:
+            for name, turns in (await _in_turns(bench, fleets, on_record)).items():
+                rates[name] += [turn.tokens_per_s for turn in turns]
+    return Digests(**rates)
 
 
 def num_requests(bench: HandoffBench, measure: str) -> int:
@@ -167,7 +179,7 @@ def num_requests(bench: HandoffBench, measure: str) -> int:
         case "policies":
             return bench.num_prompts * bench.repetitions * len(POLICIES)
         case "digests":
-            return bench.num_prompts * bench.repetitions * 2
+            return bench.num_prompts * bench.repetitions * 4
         case _:
             return bench.num_prompts
 

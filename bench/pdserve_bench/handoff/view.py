@@ -72,7 +72,7 @@ def digests_table(digests: Digests) -> Table:
         for turn, (on, off) in enumerate(zip(digests.on, digests.off, strict=True), 1)
     ]
     return Table(
-        title=f"digests on over off: {digests.ratio:.3f}, the median of the turns",
+        title=f"digests on over off: {digests.ratio:.3f}, the mean of the medians of both halves",
         columns=["turn", "on, tokens/s", "off, tokens/s", "on / off"],
         rows=rows,
     )

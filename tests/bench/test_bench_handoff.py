@@ -32,7 +32,7 @@ def test_options() -> None:
     assert bench.measures == ("gap", "digests")
     assert num_requests(bench, "gap") == 9
     assert num_requests(bench, "grants") == 36
-    assert num_requests(bench, "policies") == 54
+    assert num_requests(bench, "policies") == 162
     assert num_requests(bench, "digests") == 72
 
 

@@ -22,7 +22,7 @@ class HandoffBench:
         num_prompts: of each load; four times as many short ones where grants are measured.
         input_len, output_len: tokens.
         concurrency: requests under way at any time, where there is a load.
-        repetitions: loads of each of what is compared with one another, in turns.
+        repetitions: loads of each of what is compared with one another, in turns; as often as there are to compare.
         connector: of both nodes.
     """
 

@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import truediv
 from typing import TYPE_CHECKING
@@ -21,13 +21,16 @@ from pdserve_bench.serve.prompts import random_prompts, request_body
 from pdserve_bench.stats import distribution
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from pdserve_protocol.node import NodeStatus
 
     from pdserve_bench.handoff.config import HandoffBench
     from pdserve_bench.serve.records import RequestRecord
     from pdserve_bench.stats import Distribution
+
+    _Flags = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+    """By name: flags of both nodes of a pair, and of its decode node alone."""
 
 BATCH = 16
 """Requests that the decode node of ``grants`` decodes at a time."""
@@ -81,10 +84,7 @@ class PolicyCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Digests:
-    """Output tokens per second of each turn: in the first half the nodes with digests were started first.
-
-    Nodes that were started first can be some percent slower than others like them.
-    """
+    """Output tokens per second of each turn; in the first half the pair with digests was started first."""
 
     on: list[float]
     off: list[float]
@@ -142,33 +142,27 @@ async def measure_grants(bench: HandoffBench, on_record: Callable[[RequestRecord
 
 async def measure_policies(bench: HandoffBench, on_record: Callable[[RequestRecord], None]) -> list[PolicyCost]:
     """A pair of nodes for each policy."""
-    async with _fleets(bench, {policy: ([], ["--grant-policy", policy]) for policy in POLICIES}) as fleets:
-        before = {policy: await fleet.status("decode") for policy, fleet in fleets.items()}
-        turns = await _in_turns(bench, fleets, on_record)
-        after = {policy: await fleet.status("decode") for policy, fleet in fleets.items()}
+    compared = await _compare(bench, {policy: ([], ["--grant-policy", policy]) for policy in POLICIES}, on_record)
     return [
         PolicyCost(
             policy=policy,
-            reserved_block_seconds=_since(before[policy], after[policy], "reserved_block_seconds"),
-            reserved_most=after[policy].gauges["blocks_reserved_most"],
-            ttft=_distribution([record.latency("ttft") for turn in turns[policy] for record in turn.records]),
-            gap=_distribution([record.gaps[0] for turn in turns[policy] for record in turn.records]),
-            second=_distribution([record.latency("second") for turn in turns[policy] for record in turn.records]),
-            tokens_per_s=statistics.median(turn.tokens_per_s for turn in turns[policy]),
+            reserved_block_seconds=sum(
+                _since(before, after, "reserved_block_seconds") for before, after in compared[policy].statuses
+            ),
+            reserved_most=max(after.gauges["blocks_reserved_most"] for _, after in compared[policy].statuses),
+            ttft=_distribution([record.latency("ttft") for record in compared[policy].records]),
+            gap=_distribution([record.gaps[0] for record in compared[policy].records]),
+            second=_distribution([record.latency("second") for record in compared[policy].records]),
+            tokens_per_s=statistics.median(compared[policy].tokens_per_s),
         )
         for policy in POLICIES
     ]
 
 
 async def measure_digests(bench: HandoffBench, on_record: Callable[[RequestRecord], None]) -> Digests:
-    """A pair of nodes with digests and one without, started in this order, and others in the other order."""
-    flags: dict[str, tuple[list[str], list[str]]] = {"on": ([], []), "off": (["--kv-digest", "none"], [])}
-    rates: dict[str, list[float]] = {name: [] for name in flags}
-    for names in (list(flags), list(reversed(flags))):
-        async with _fleets(bench, {name: flags[name] for name in names}) as fleets:
-            for name, turns in (await _in_turns(bench, fleets, on_record)).items():
-                rates[name] += [turn.tokens_per_s for turn in turns]
-    return Digests(**rates)
+    """A pair of nodes with digests and one without."""
+    compared = await _compare(bench, {"on": ([], []), "off": (["--kv-digest", "none"], [])}, on_record)
+    return Digests(on=compared["on"].tokens_per_s, off=compared["off"].tokens_per_s)
 
 
 def num_requests(bench: HandoffBench, measure: str) -> int:
@@ -177,7 +171,7 @@ def num_requests(bench: HandoffBench, measure: str) -> int:
         case "grants":
             return bench.num_prompts * 4
         case "policies":
-            return bench.num_prompts * bench.repetitions * len(POLICIES)
+            return bench.num_prompts * bench.repetitions * len(POLICIES) ** 2
         case "digests":
             return bench.num_prompts * bench.repetitions * 4
         case _:
@@ -185,29 +179,37 @@ def num_requests(bench: HandoffBench, measure: str) -> int:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    records: list[RequestRecord]
-    seconds: float
+class _Compared:
+    """``statuses``: of the decode node, before and after the turns of one start. ``tokens_per_s``: of each turn."""
 
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(record.num_output_tokens for record in self.records) / self.seconds
+    records: list[RequestRecord] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+    statuses: list[tuple[NodeStatus, NodeStatus]] = field(default_factory=list)
 
 
-async def _in_turns(
-    bench: HandoffBench, fleets: dict[str, Fleet], on_record: Callable[[RequestRecord], None]
-) -> dict[str, list[_Turn]]:
-    """The same prompts for each, again and again, so that what the machine does meanwhile meets all.
+async def _compare(
+    bench: HandoffBench, flags: _Flags, on_record: Callable[[RequestRecord], None]
+) -> dict[str, _Compared]:
+    """The same prompts for pairs of nodes of each, in turns, so that what the machine does meanwhile meets all.
 
-    Always in the same order: what follows itself finds its own memory in the processor's caches, here none does.
+    Always in the same order: what follows itself finds its own memory in the processor's caches, here none does. All
+    of it as often as there are pairs, started anew each time and another one first: it may be some percent slower.
     """
-    turns: dict[str, list[_Turn]] = {name: [] for name in fleets}
-    for turn in range(bench.repetitions):
-        for name, fleet in fleets.items():
-            started = time.monotonic()
-            records = await _load(bench, fleet, on_record, concurrency=bench.concurrency, seed=turn)
-            turns[name].append(_Turn(records, time.monotonic() - started))
-    return turns
+    names = list(flags)
+    compared = {name: _Compared() for name in names}
+    for first in range(len(names)):
+        async with _fleets(bench, {name: flags[name] for name in names[first:] + names[:first]}) as fleets:
+            before = {name: await fleet.status("decode") for name, fleet in fleets.items()}
+            for turn in range(bench.repetitions):
+                for name, fleet in fleets.items():
+                    started = time.monotonic()
+                    records = await _load(bench, fleet, on_record, concurrency=bench.concurrency, seed=turn)
+                    num_tokens = sum(record.num_output_tokens for record in records)
+                    compared[name].records.extend(records)
+                    compared[name].tokens_per_s.append(num_tokens / (time.monotonic() - started))
+            for name, fleet in fleets.items():
+                compared[name].statuses.append((before[name], await fleet.status("decode")))
+    return compared
 
 
 @asynccontextmanager
@@ -217,14 +219,8 @@ async def _fleet(bench: HandoffBench, *decode_flags: str) -> AsyncIterator[Fleet
 
 
 @asynccontextmanager
-async def _fleets(
-    bench: HandoffBench, flags: dict[str, tuple[Sequence[str], Sequence[str]]]
-) -> AsyncIterator[dict[str, Fleet]]:
-    """Pairs of nodes that have served two requests of the kind that is measured.
-
-    Args:
-        flags: by name: of both nodes, and of the decode node alone.
-    """
+async def _fleets(bench: HandoffBench, flags: _Flags) -> AsyncIterator[dict[str, Fleet]]:
+    """Pairs of nodes that have served two requests of the kind that is measured."""
     common = ["--kv-connector", bench.connector, "--kv-cache-memory", _KV_MEMORY]
     async with AsyncExitStack() as running:
         # Starting processes blocks this loop, so that no fleet is talked to before the last one runs.

@@ -88,12 +88,10 @@ def as_tensor(blocks_NB: torch.Tensor, layout: KVLayout) -> torch.Tensor:
     """The same memory as [num_blocks, kv_heads, layers, 2, block_size, head_dim], whatever the order of the layout; see
     kernels' quantized_cache.py where it has scales.
     """
-    sizes = {"G": layout.num_kv_heads, "L": layout.num_layers, "2": 2, "S": layout.block_size, "D": layout.head_dim}
-    shape = tuple(sizes[axis] for axis in layout.order)
     if layout.dtype in SCALED_KV_DTYPES:
-        cache = codes_of(blocks_NB, _CODES[layout.dtype], shape)
+        cache = codes_of(blocks_NB, _CODES[layout.dtype], layout.shape)
     else:
-        cache = blocks_NB.view(getattr(torch, layout.dtype)).view(-1, *shape)
+        cache = blocks_NB.view(getattr(torch, layout.dtype)).view(-1, *layout.shape)
     return cache.permute(0, *(1 + layout.order.index(axis) for axis in "GL2SD"))
 
 

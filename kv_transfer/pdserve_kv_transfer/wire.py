@@ -97,11 +97,7 @@ def agree(sender: NodeIdentity, receiver: NodeIdentity) -> Wire:
 
 def rows_of(layout: KVLayout, number: Number) -> Rows:
     """Where the rows of a block of this layout lie, its numbers stored as ``number``."""
-    sizes = {"G": layout.num_kv_heads, "L": layout.num_layers, "2": 2, "S": layout.block_size}
-    strides = {
-        axis: math.prod(sizes[inner] for inner in layout.order[index + 1 : -1])
-        for index, axis in enumerate(layout.order[:-1])
-    }
+    strides = {axis: math.prod(layout.shape[index + 1 : -1]) for index, axis in enumerate(layout.order[:-1])}
     return Rows(
         number=number,
         dim=layout.head_dim,

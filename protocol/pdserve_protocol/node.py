@@ -40,6 +40,18 @@ class KVLayout(Record, frozen=True):
     block_bytes: int
     order: str = "GL2SD"
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes in the order in which they lie."""
+        sizes = {
+            "G": self.num_kv_heads,
+            "L": self.num_layers,
+            "2": 2,
+            "S": self.block_size,
+            "D": self.head_dim,
+        }
+        return tuple(sizes[axis] for axis in self.order)
+
     def fault(self) -> str | None:
         """What is wrong with a layout that somebody else sent."""
         sizes = (self.block_size, self.num_layers, self.num_kv_heads, self.head_dim)

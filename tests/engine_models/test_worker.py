@@ -10,8 +10,10 @@ from pdserve_engine.config import CacheConfig, EngineConfig, ModelConfig
 from pdserve_engine.errors import ContextTooLong, ContractBroken, NoRoomForCache
 from pdserve_engine.scheduler_output import CachedRequestData, NewRequestData, SchedulerOutput
 from pdserve_engine.worker import Worker
+from pdserve_kernels.quantized_cache import scales_of
 from pdserve_kernels.select import select_backend
-from pdserve_protocol.node import KVLayout
+from pdserve_kv_transfer.wire import NUMBERS, rows_of
+from pdserve_protocol.node import KVLayout, kv_block_bytes
 from pdserve_protocol.sampling import SamplingParams
 from support.driver import Driver, make_worker
 from support.models import tiny_model, write_model
@@ -35,6 +37,26 @@ def test_layout_and_cache(worker):
     assert worker.kv_cache.shape == (8, 2, 2, 2, 16, 16)
     assert worker.kv_cache.data_ptr() % 4096 == 0
     assert (worker.max_model_len, worker.vocab_size, worker.num_blocks) == (4096, 512, 8)
+
+
+@pytest.mark.parametrize("order", ["GL2SD", "LG2SD"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_rows_lie_where_conversions_look_for_them(order, dtype):
+    layout = KVLayout(
+        block_size=16,
+        num_layers=5,
+        num_kv_heads=3,
+        head_dim=8,
+        dtype=dtype,
+        block_bytes=kv_block_bytes(3 * 5 * 2 * 16, 8, dtype),
+        order=order,
+    )
+    cache = kv_memory.as_tensor(torch.from_numpy(kv_memory.allocate(2, layout)), layout)
+    rows = rows_of(layout, NUMBERS[dtype])
+    assert cache.shape == (2, 3, 5, 2, 16, 8)
+    assert cache.stride()[1:] == (*(stride * 8 for stride in rows.strides), 1)
+    if rows.scales_at is not None:
+        assert scales_of(cache).stride()[1:] == rows.strides
 
 
 def test_kv_bytes_are_the_memory_of_the_cache(worker):

@@ -75,8 +75,9 @@ def convert(source: torch.Tensor, target: torch.Tensor) -> None:
 
 
 def step(spans: list[tuple[int, int]]) -> AttentionMetadata:
+    """No two requests have a block in common: two tokens of one slot would be written in any order."""
     order = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(5)).tolist()
-    tables = [order[8 * index :][: -(-end // BLOCK)] for index, (_, end) in enumerate(spans)]
+    tables = [order[10 * index :][: -(-end // BLOCK)] for index, (_, end) in enumerate(spans)]
     width = max(len(table) for table in tables)
     where = [(table, p) for table, (start, end) in zip(tables, spans, strict=True) for p in range(start, end)]
     lens = [end - start for start, end in spans]

@@ -509,3 +509,28 @@ class World:
         for link in list(self.p_links):
             if link.peer_boot == message.from_boot:
                 self.do(link, link.on_peer_message(message, self.now))
+
+
+def started(world: World, id: str = "a", num_tokens: int = 50, cached: tuple[int, ...] = ()) -> World:
+    """Both halves are there and the offer is on its way."""
+    world.num_tokens[id] = num_tokens
+    world.expect(id)
+    world.offer(id, num_tokens, cached=cached)
+    return world
+
+
+def completed(world: World, id: str = "a") -> Completed:
+    (end,) = world.d_ends[id]
+    assert isinstance(end, Completed), end
+    assert world.p_ends[id] == [Ended(id, HandedOver())]
+    return end
+
+
+def drained(world: World) -> None:
+    """Nothing is left of any hand-off on either side."""
+    world.run(2.0)
+    for p_link in world.p_links:
+        assert p_link._sender.describe() == {}
+    for d_link in world.d_links.values():
+        assert d_link._receiver.describe() == {}
+    assert set(world.num_free_slots()) <= {world.num_slots}

@@ -63,6 +63,7 @@ class DeviceModel:
                 max_model_len=max_model_len,
             )
 
+    @torch.inference_mode()
     def forward(
         self,
         token_ids_T: torch.Tensor,

@@ -7,7 +7,7 @@ computes the next token of each request of the step before, as most steps do, th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,7 @@ class _LastStep:
     req_ids: Sequence[str]
     rows_R: npt.NDArray[np.intp]
     is_decode: bool
+    token_ids_T: torch.Tensor
     metadata: AttentionMetadata
 
 
@@ -122,14 +123,16 @@ class InputBatch:
         self._num_blocks[row] = end
         self._tables_changed = True
 
-    def sampler_state(self, req_id: str) -> SamplerState:
-        state = self._sampler_states[self._row(req_id)]
-        assert state is not None
-        return state
+    def sampler_states(self, req_ids: Sequence[str]) -> list[SamplerState]:
+        """Of known requests."""
+        return [self._sampler_states[self._rows[req_id]] for req_id in req_ids]  # type: ignore[misc]
 
     def append_sampled(self, req_ids: Sequence[str], token_ids: Sequence[int]) -> None:
         """One token for each of several requests of the last step, all of whose tokens are computed."""
-        rows = np.array([self._rows[req_id] for req_id in req_ids], dtype=np.intp)
+        if self._last is not None and self._last.req_ids is req_ids:
+            rows = self._last.rows_R
+        else:
+            rows = np.array([self._rows[req_id] for req_id in req_ids], dtype=np.intp)
         num_tokens = self._num_tokens[rows]
         self._token_ids[rows, num_tokens] = token_ids
         self._num_tokens[rows] = num_tokens + 1
@@ -151,14 +154,14 @@ class InputBatch:
         is_decode = max(counts) == 1
         if last and last.is_decode and is_decode and last.req_ids == req_ids and last.metadata.seq_lens == starts:
             self._move_on(req_ids, last.rows_R)
-            last.metadata = metadata = self._metadata(len(starts), len(starts), last.metadata.query_lens)
+            last.req_ids, last.metadata = req_ids, self._moved(last.metadata)
             self._last = last
-            return self._step_tokens.tensor[: len(starts)], metadata, self._sampling(last.rows_R)
+            return last.token_ids_T, last.metadata, self._sampling(last.rows_R)
         rows_R = np.array([self._row(req_id) for req_id in req_ids], dtype=np.intp)
         total = self._gather(req_ids, rows_R, np.array(starts, dtype=np.int32), np.array(counts, dtype=np.int32))
         metadata = self._metadata(len(starts), total, list(counts))
-        self._last = _LastStep(req_ids, rows_R, is_decode, metadata)
-        return self._step_tokens.tensor[:total], metadata, self._sampling(rows_R)
+        self._last = _LastStep(req_ids, rows_R, is_decode, self._step_tokens.tensor[:total], metadata)
+        return self._last.token_ids_T, metadata, self._sampling(rows_R)
 
     def _gather(self, req_ids: Sequence[str], rows_R: npt.NDArray[np.intp], start_R: Ints, count_R: Ints) -> int:
         """Fills the buffers; returns how many tokens the step has."""
@@ -187,7 +190,7 @@ class InputBatch:
         position_R += 1
         slot_R += 1
         end_R += 1
-        (at_border,) = np.nonzero(position_R % block_size == 0)
+        (at_border,) = (position_R % block_size == 0).nonzero()
         if at_border.size:
             slot_R[at_border] = self._block_ids[rows_R[at_border], position_R[at_border] // block_size] * block_size
         self._step_tokens.array[:num] = self._token_ids[rows_R, position_R]
@@ -198,6 +201,14 @@ class InputBatch:
         width = int(self._num_blocks[rows_R].max())
         self._step_block_ids.array[: len(rows_R), :width] = self._block_ids[rows_R, :width]
         self._tables_changed = False
+
+    def _moved(self, metadata: AttentionMetadata) -> AttentionMetadata:
+        """That of the last step, made that of the next: the same parts of the buffers, where those are long enough."""
+        num = len(metadata.seq_lens)
+        seq_lens = self._step_seq_lens.array[:num].tolist()
+        if -(-max(seq_lens) // self._block_size) != metadata.block_tables_RP.shape[1]:
+            return self._metadata(num, num, metadata.query_lens)
+        return replace(metadata, seq_lens=seq_lens)
 
     def _metadata(self, num: int, total: int, query_lens: list[int]) -> AttentionMetadata:
         seq_lens = self._step_seq_lens.array[:num].tolist()
@@ -213,7 +224,8 @@ class InputBatch:
 
     def _sampling(self, rows_R: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
         """Indexes of the requests whose last known token the step computes."""
-        return np.flatnonzero(self._step_seq_lens.array[: len(rows_R)] == self._num_tokens[rows_R])
+        (sampling,) = (self._step_seq_lens.array[: len(rows_R)] == self._num_tokens[rows_R]).nonzero()
+        return sampling  # type: ignore[no-any-return]
 
     def _row(self, req_id: str) -> int:
         row = self._rows.get(req_id)
@@ -225,8 +237,8 @@ class InputBatch:
         """The tokens to compute must be there, and blocks for them."""
         most_R = np.minimum(self._num_tokens[rows_R], self._num_blocks[rows_R] * self._block_size)
         bad_R = (start_R >= end_R) | (end_R > most_R)
-        if bad_R.any():
-            index = int(bad_R.argmax())
+        index = int(bad_R.argmax())
+        if bad_R[index]:
             row = rows_R[index]
             raise ContractBroken(
                 req_ids[index],

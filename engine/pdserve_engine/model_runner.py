@@ -66,6 +66,8 @@ class ModelRunner:
         self._kv_cache = kv_cache
         self._end_token_ids = tuple(end_token_ids)
         self._prompt_logprobs: dict[str, _WantedLogprobs] = {}
+        # Requests with a grammar.
+        self._masked: set[str] = set()
         self._batch = InputBatch(
             max_num_seqs=scheduler_config.max_num_seqs,
             max_num_tokens=max(scheduler_config.max_num_batched_tokens, scheduler_config.max_num_seqs),
@@ -73,7 +75,6 @@ class ModelRunner:
             block_size=kv_cache.shape[4],
         )
 
-    @torch.inference_mode()
     def execute_model(self, step: SchedulerOutput) -> ModelRunnerOutput:
         """Computes one step.
 
@@ -89,16 +90,18 @@ class ModelRunner:
         token_ids_T, metadata, sampling = self._batch.make_step(
             req_ids, [starts[i] for i in req_ids], [counts[i] for i in req_ids]
         )
-        for index in sampling:
-            self._begin_mask(req_ids[index])
-        query_start = metadata.query_start_R1.numpy()
-        rows = query_start[sampling + 1].astype(np.int64) - 1
+        all_sample = len(sampling) == len(req_ids)
+        sampled_req_ids = req_ids if all_sample else [req_ids[index] for index in sampling]
+        if self._masked:
+            self._begin_masks(sampled_req_ids)
+        rows = sampling
+        if step.total_num_scheduled_tokens > len(req_ids):
+            rows = metadata.query_start_R1.numpy()[sampling + 1].astype(np.int64) - 1
         prompts = self._prompts(req_ids, starts, counts) if self._prompt_logprobs else []
         if prompts:
-            first = dict(zip(req_ids, query_start[:-1].tolist(), strict=True))
+            first = dict(zip(req_ids, metadata.query_start_R1[:-1].tolist(), strict=True))
             rows = np.concatenate([rows, *(np.arange(p.num_tokens) + first[p.req_id] for p in prompts)])
         logits_NV = self._model.forward(token_ids_T, metadata, self._kv_cache, torch.from_numpy(rows))
-        sampled_req_ids = [req_ids[index] for index in sampling]
         if not prompts:
             return self._sample(logits_NV, sampled_req_ids)
         prompt_logprobs = self._score(prompts, logits_NV[len(sampling) :])
@@ -127,17 +130,17 @@ class ModelRunner:
             row += p.num_tokens
         return scores
 
-    def _begin_mask(self, req_id: str) -> None:
-        """The mask is computed while the model runs."""
-        grammar = self._batch.sampler_state(req_id).grammar
-        if grammar is not None:
-            grammar.begin_mask()
+    def _begin_masks(self, req_ids: Sequence[str]) -> None:
+        """Masks are computed while the model runs."""
+        for state in self._batch.sampler_states(req_ids):
+            if state.grammar is not None:
+                state.grammar.begin_mask()
 
     def _sample(self, logits_NV: torch.Tensor, req_ids: list[str]) -> ModelRunnerOutput:
         """One token for each request; it is known from now on."""
         if not req_ids:
             return ModelRunnerOutput({}, {})
-        states = [self._batch.sampler_state(req_id) for req_id in req_ids]
+        states = self._batch.sampler_states(req_ids)
         samples = sample(logits_NV, states)
         token_ids = [sampled.token_id for sampled in samples]
         for state, token_id in zip(states, token_ids, strict=True):
@@ -157,8 +160,11 @@ class ModelRunner:
         for req_id in step.finished_req_ids:
             self._batch.remove(req_id)
             self._prompt_logprobs.pop(req_id, None)
+            self._masked.discard(req_id)
         for new in step.scheduled_new_reqs:
             self._batch.add(new.req_id, new.token_ids, new.block_ids, self._sampler_state(new))
+            if new.sampling.grammar is not None:
+                self._masked.add(new.req_id)
             if new.prompt_logprobs is not None:
                 self._prompt_logprobs[new.req_id] = _WantedLogprobs(new.num_prompt_tokens, new.prompt_logprobs)
         cached = step.scheduled_cached_reqs

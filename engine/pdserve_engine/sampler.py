@@ -116,23 +116,24 @@ def sample(logits_NV: torch.Tensor, states: Sequence[SamplerState]) -> list[Samp
     """One token for each row; the states are not changed.
 
     Args:
-        logits_NV: float32, one row per state.
+        logits_NV: float32 on the CPU, contiguous, one row per state.
     """
-    rows = np.ascontiguousarray(logits_NV.numpy(force=True))
-    greedy_ids = _math.argmax(rows)
-    return [
-        Sampled(token_id, None) if state.is_plain_greedy else _sample_row(row, token_id, state)
-        for token_id, row, state in zip(greedy_ids, rows, states, strict=True)
-    ]
+    sampled = [Sampled(token_id, None) for token_id in _math.argmax(logits_NV)]
+    others = [index for index, state in enumerate(states) if not state.is_plain_greedy]
+    if others:
+        rows = logits_NV.numpy()
+        for index in others:
+            sampled[index] = _sample_row(rows[index], sampled[index].token_id, states[index])
+    return sampled
 
 
 def logprobs_of(logits_NV: torch.Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
     """Log probabilities of a given token for each row, and of the ``num_top`` most probable ones.
 
     Args:
-        logits_NV: float32.
+        logits_NV: float32 on the CPU, contiguous.
     """
-    rows = np.ascontiguousarray(logits_NV.numpy(force=True))
+    rows = logits_NV.numpy()
     return [_logprobs(row, token_id, num_top) for row, token_id in zip(rows, token_ids, strict=True)]
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
+if TYPE_CHECKING:
     from pdserve_kernels.interface import AttentionMetadata, AttentionSpec, Backend, DecoderWeights
 
 
@@ -18,6 +18,7 @@ class DecoderOfOperations:
         self._weights = weights
         self._spec = spec
 
+    @torch.inference_mode()
     def __call__(
         self,
         token_ids_T: torch.Tensor,

@@ -15,6 +15,7 @@ from pdserve_kernels import cpu
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    import torch
 
     Row = npt.NDArray[np.float32]
     Wide = npt.NDArray[np.float64]
@@ -25,8 +26,8 @@ _FIRST_CANDIDATES = 256
 class Sampling(Protocol):
     """Rows are contiguous float32 [V]."""
 
-    def argmax(self, rows: Row) -> list[int]:
-        """The first token of each row of [N, V]."""
+    def argmax(self, logits_NV: torch.Tensor) -> list[int]:
+        """The first token of each row; float32 on the CPU, contiguous."""
         ...
 
     def draw(self, row: Row, *, temperature: float, top_k: int, top_p: float, min_p: float, random: float) -> int:
@@ -63,8 +64,8 @@ def select_sampling() -> Sampling:
     return in_numpy
 
 
-def argmax(rows: Row) -> list[int]:
-    return rows.argmax(axis=-1).tolist()  # type: ignore[no-any-return]
+def argmax(logits_NV: torch.Tensor) -> list[int]:
+    return logits_NV.numpy().argmax(axis=-1).tolist()  # type: ignore[no-any-return]
 
 
 def draw(row: Row, *, temperature: float, top_k: int, top_p: float, min_p: float, random: float) -> int:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 from pdserve_kernels import cpu, sampling as in_numpy
 
@@ -67,9 +68,10 @@ def test_draw(math_, vocab, seed, spread, temperature, top_k, top_p, min_p, rand
 def test_argmax_takes_the_first_of_the_largest(math_, vocab):
     rows = np.stack([row(vocab, seed, 1.0) for seed in range(4)])
     rows[3] = -5.0
-    assert math_.argmax(rows) == rows.argmax(1).tolist()
+    assert math_.argmax(torch.from_numpy(rows)) == rows.argmax(1).tolist()
     rows[0, vocab // 2 :] = 9.0
-    assert math_.argmax(rows)[0] == vocab // 2
+    assert math_.argmax(torch.from_numpy(rows))[0] == vocab // 2
+    assert math_.argmax(torch.empty(0, vocab)) == []
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -92,7 +94,7 @@ def test_log_probability_and_first_tokens(math_, seed):
 def test_logits_that_are_not_numbers_yield_a_token(math_, value):
     logits = np.full(600, value, dtype=np.float32)
     assert math_.draw(logits, temperature=1.0, top_k=5, top_p=0.9, min_p=0.0, random=0.5) == 0
-    assert 0 <= math_.argmax(logits.reshape(2, 300))[0] < 300
+    assert 0 <= math_.argmax(torch.from_numpy(logits).view(2, 300))[0] < 300
 
 
 def test_forbidden_tokens_are_never_drawn(math_):

@@ -74,6 +74,17 @@ def address(struct: ctypes.Structure | ctypes.Array[Any]) -> int:
     return ctypes.addressof(struct)
 
 
+def pointer(tensor: torch.Tensor, dtype: torch.dtype) -> int:
+    """Of a tensor that a kernel takes as it is.
+
+    Raises:
+        ValueError: it is of another dtype, or not contiguous.
+    """
+    if tensor.dtype != dtype or not tensor.is_contiguous():
+        raise ValueError(f"a contiguous tensor of {dtype} is wanted, not {tensor.dtype}")
+    return tensor.data_ptr()
+
+
 def _pad(rows: torch.Tensor, unit: int, dim: int) -> torch.Tensor:
     missing = -rows.shape[dim] % unit
     if not missing:

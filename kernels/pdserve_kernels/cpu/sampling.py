@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from pdserve_kernels.cpu import _native
+from pdserve_kernels.cpu.packing import pointer
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -16,10 +18,9 @@ if TYPE_CHECKING:
 _KERNELS = _native.find(_native.families()[0])
 
 
-def argmax(rows: Row) -> list[int]:
-    ids = np.empty(len(rows), dtype=np.int64)
-    _native.argmax(_KERNELS, _pointer(rows), rows.shape[1], ids.ctypes.data, len(rows))
-    return ids.tolist()
+def argmax(logits_NV: torch.Tensor) -> list[int]:
+    rows, vocab = logits_NV.shape
+    return _native.argmax(_KERNELS, pointer(logits_NV, torch.float32), vocab, rows)
 
 
 def draw(row: Row, *, temperature: float, top_k: int, top_p: float, min_p: float, random: float) -> int:

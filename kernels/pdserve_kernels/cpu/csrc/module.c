@@ -186,12 +186,24 @@ METHOD(forward)
 
 METHOD(argmax)
 {
-    int64_t k, logits, vocab, ids, rows;
-    READ("iiiii", &k, &logits, &vocab, &ids, &rows);
+    int64_t k, logits, vocab, rows;
+    READ("iiii", &k, &logits, &vocab, &rows);
+    int64_t *ids = PyMem_New(int64_t, rows);
+    if (!ids)
+        return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    ((const kernels_t *)k)->argmax((const float *)logits, vocab, (int64_t *)ids, 0, rows);
+    ((const kernels_t *)k)->argmax((const float *)logits, vocab, ids, 0, rows);
     Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    PyObject *list = PyList_New(rows);
+    for (int64_t i = 0; list && i < rows; i++) {
+        PyObject *id = PyLong_FromLongLong(ids[i]);
+        if (!id)
+            Py_CLEAR(list);
+        else
+            PyList_SET_ITEM(list, i, id);
+    }
+    PyMem_Free(ids);
+    return list;
 }
 
 METHOD(draw)

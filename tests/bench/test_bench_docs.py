@@ -16,7 +16,7 @@ LINES = [line for block in re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.D
 
 @pytest.mark.parametrize("line", LINES)
 def test_every_command_exists(line: str) -> None:
-    words = shlex.split(line.replace("$ROUTER", "1"), comments=True)
+    words = shlex.split(re.sub(r"\$(ROUTER|PREFILL|DECODE)\b", "1", line), comments=True)
     if "-m" in words:
         assert find_spec(words[words.index("-m") + 1]) is not None
         return
